@@ -1,0 +1,1 @@
+from hpctk._version import __version__ as __version__

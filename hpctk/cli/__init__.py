@@ -1,0 +1,63 @@
+"""The `hpctk` command. A subcommand is a module here with `add_arguments(parser)` and `run(options)`.
+
+Modules are imported only when their command is used: `hpctk --help` starts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from hpctk._version import __version__
+from hpctk.errors import HpctkError
+
+#: Name of the command: (module here, what it does in one line).
+COMMANDS = {
+    "doctor": ("doctor", "say what this installation has, what it lacks and how to get it"),
+    "run": ("run", "run a script as a rank, like python -m mpi4py, and say where a rank left"),
+    "train": ("train", "run a bundled training job on this communicator's ranks"),
+}
+
+
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser; only `command` gets its arguments, the others stand there by name."""
+    parser = argparse.ArgumentParser(
+        prog="hpctk",
+        description="Data-parallel training that needs less network.",
+        epilog="examples:\n  hpctk doctor\n  mpirun -n 4 hpctk run train.py --epochs 3\n"
+        "  mpirun -n 4 python -m mpi4py -m hpctk train digits",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"hpctk {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        if name == command:
+            loaded = importlib.import_module(f"hpctk.cli.{module}")
+            sub = commands.add_parser(
+                name, help=summary, description=loaded.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            )
+            loaded.add_arguments(sub)
+            sub.set_defaults(run=loaded.run)
+        else:
+            commands.add_parser(name, help=summary, add_help=False)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = next((word for word in words if word in COMMANDS), None)
+    options = build_parser(command).parse_args(words)
+    try:
+        status: int = options.run(options)
+    except HpctkError as error:
+        # The traceback would only show hpctk's own inside: the message says what to do.
+        print(f"hpctk {command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # `hpctk ... | head` is not an error; keep Python from complaining when it closes stdout.
+        sys.stderr.close()
+        return 0
+    return status

@@ -1,0 +1,43 @@
+"""Run a Python script as a rank of an MPI job: an error or exit on one rank ends the whole job.
+
+Like `python -m mpi4py SCRIPT`, and a rank that calls sys.exit with an error also names itself and
+shows where it left.
+
+examples:
+  mpirun -n 4 python -m hpctk run train.py --epochs 3
+  mpirun -n 4 python -m hpctk run -m mypackage.train
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from hpctk import postmortem
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Everything after `run` belongs to the script."""
+    parser.usage = "hpctk run [-m MODULE | -c CODE | SCRIPT] [ARGUMENT ...]"
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="what to run, and its arguments")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the script; abort the MPI job if it fails here."""
+    from mpi4py import run as mpi4py_run
+
+    if not options.script:
+        print("hpctk run: which script? (hpctk run --help)", file=sys.stderr)
+        return 2
+    try:
+        mpi4py_run.run_command_line(options.script)
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            postmortem.report_exit(leaving)
+        mpi4py_run.set_abort_status(leaving)
+        raise
+    except BaseException as error:
+        mpi4py_run.set_abort_status(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0

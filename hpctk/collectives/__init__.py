@@ -1,0 +1,1 @@
+"""Collective operations on tensors: a plan, an engine that runs it, a rule of combining."""

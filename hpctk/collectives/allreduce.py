@@ -1,0 +1,125 @@
+"""All-reduce of any tensor: the sum, mean or maximum over all ranks, on all ranks.
+
+What happens to one tensor: the ranks make sure that they all gave the same shape and dtype; a copy
+of it, flat and on the host unless MPI takes device memory, is reduced in place by the engine (any
+plan) or by MPI itself; the copy, in the tensor's shape, is the result.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hpctk import buffers
+from hpctk.buffers import Dtype
+from hpctk.collectives import auto, mpi_own
+from hpctk.collectives.elements import elements
+from hpctk.collectives.engine import engine_of
+from hpctk.collectives.handle import Handle
+from hpctk.errors import SettingError
+from hpctk.schedules import build
+from hpctk.stats.recorder import Call
+from hpctk.world import World, world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+OPERATIONS = ("mean", "sum", "max")
+
+
+def allreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None) -> Any:
+    """Return the mean, sum or maximum of `tensor` over all ranks, as a new tensor like it.
+
+    Collective over the communicator. Not in place.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor or numpy.ndarray
+        The same shape and dtype on every rank; a device tensor's result is on that device.
+    op : {"mean", "sum", "max"}
+    schedule : str
+        A name that `hpctk schedule list` shows, "mpi" for MPI's own, or "auto".
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    """
+    return iallreduce(tensor, op=op, schedule=schedule, comm=comm).wait()
+
+
+def iallreduce(
+    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
+) -> Handle:
+    """Start an all-reduce and return its Handle; `handle.wait()` returns what `allreduce` does.
+
+    Collective over the communicator: all ranks start their collectives in the same order. They may
+    wait for them in any order. The tensor may be changed at once.
+    """
+    here = world(comm)
+    here.agree("allreduce", [*buffers.describe(tensor), ("op", op), ("schedule", schedule)])
+    tensor = buffers.native(tensor)
+    if op not in OPERATIONS:
+        raise SettingError(f"op={op!r}: known are {', '.join(OPERATIONS)}")
+    dtype = buffers.summable(buffers.dtype_of(tensor), op)
+    result = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
+    return start_in_place(here, result, dtype, op, schedule)
+
+
+def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: str) -> Handle:
+    """Start replacing `tensor`, which all ranks know to be alike, by its reduction.
+
+    Collective over the communicator. In place; waiting returns `tensor`.
+    """
+    nbytes = dtype.itemsize * (tensor.numel() if buffers.is_torch(tensor) else tensor.size)
+    chosen = auto.choose(here, "allreduce", nbytes) if schedule == "auto" else schedule
+    # A new buffer for each call under way would be waste; one that is shared would be overwritten.
+    by_mpi = chosen == "mpi"
+    flat = here.door.enter(tensor, stage=by_mpi)
+
+    def finish(reduced: Any) -> Any:
+        if op == "mean":
+            reduced /= here.size
+        if reduced is not flat:
+            flat[...] = reduced.to(flat.dtype) if buffers.is_torch(reduced) else reduced
+        here.door.leave(tensor, flat)
+        return tensor
+
+    if by_mpi:
+        return _start_mpi(here, flat, dtype, op, finish)
+    return _start_plan(here, flat, dtype, op, chosen, finish)
+
+
+def _start_plan(here: World, flat: Any, dtype: Dtype, op: str, schedule: str, finish: Any) -> Handle:
+    plan = build(schedule, "allreduce", here.size, nodes=here.nodes)
+    engine, parts = engine_of(here), elements(flat, dtype, op)
+    run = engine.start(plan, parts, segment_bytes=auto.machine(here).segment_bytes)
+    name = f"{schedule} allreduce of {parts.n} elements"
+
+    def is_done() -> bool:
+        engine.progress()
+        return run.done
+
+    def wait() -> Any:
+        engine.complete(run, name)
+        parts.finish()
+        return finish(flat)
+
+    return Handle(name, is_done, wait)
+
+
+def _start_mpi(here: World, flat: Any, dtype: Dtype, op: str, finish: Any) -> Handle:
+    wide = _widen(flat) if dtype.widened else flat
+    began = time.perf_counter()
+    requests = mpi_own.start(here, wide, dtype, op)
+    n = len(flat)
+    name = f"MPI_Allreduce of {n} elements"
+
+    def wait() -> Any:
+        here.wait(requests, name)
+        seconds = time.perf_counter() - began
+        engine_of(here).report(Call("allreduce", "mpi", n, n * dtype.itemsize, None, None, 0, began, seconds))
+        return finish(wide)
+
+    return Handle(name, lambda: all(request.Test() for request in requests), wait)
+
+
+def _widen(flat: Any) -> Any:
+    return flat.float() if buffers.is_torch(flat) else flat.astype("float32")

@@ -1,0 +1,118 @@
+"""The engine: runs any plan on any transport, several at a time, and reports every call.
+
+All runs of an engine make progress whenever one of them is waited for, so ranks may wait for their
+runs in different orders. They must start them in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from hpctk import buffers
+from hpctk.collectives.elements import Elements
+from hpctk.collectives.run import Run
+from hpctk.schedules.plan import Plan
+from hpctk.stats.recorder import Call, Counter, Recorder
+from hpctk.transport import Transport
+from hpctk.transport.mpi import MpiTransport
+from hpctk.world import World
+
+#: Runs that may be under way at once; each has tags of its own.
+LANES = 16
+#: The longest message. Below the eager limit of Open MPI's TCP, so that two ranks that send to each
+#: other at once both get the full bandwidth; long enough that the work per message does not count.
+SEGMENT_BYTES = 61440
+
+
+class Engine:
+    """Runs plans over a transport.
+
+    Parameters
+    ----------
+    transport : Transport
+    recorder : Recorder, optional
+        Told of every call, beside the engine's own `counter`.
+    """
+
+    def __init__(self, transport: Transport, recorder: Recorder | None = None) -> None:
+        self.transport = transport
+        self.counter = Counter()
+        self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
+        self._running: list[tuple[Run, Call]] = []
+        self._started = 0
+        self._lane = (transport.tag_limit + 1) // LANES
+
+    def start(
+        self, plan: Plan, elements: Elements, *, segment_bytes: int = SEGMENT_BYTES, kept: Any = None
+    ) -> Run:
+        """Start running `plan` on `elements`, in place. Collective over the transport's ranks."""
+        while len(self._running) >= LANES:
+            self.complete(self._running[0][0], "a collective started earlier")
+        lane = self._started % LANES
+        self._started += 1
+        tags = range(lane * self._lane, (lane + 1) * self._lane)
+        began = time.perf_counter()
+        run = Run(self.transport, plan, elements, min(segment_bytes, buffers.COUNT_LIMIT), tags, kept)
+        opening = Call(
+            plan.kind, plan.name, elements.n, elements.n * elements.itemsize, None, None, 0, began, 0.0
+        )
+        self._running.append((run, opening))
+        self._retire()
+        return run
+
+    def run(self, plan: Plan, elements: Elements, *, segment_bytes: int = SEGMENT_BYTES, kept: Any = None) -> Run:
+        """Run `plan` to its end. Collective over the transport's ranks."""
+        run = self.start(plan, elements, segment_bytes=segment_bytes, kept=kept)
+        self.complete(run, f"{plan.name} {plan.kind} of {elements.n} elements")
+        elements.finish()
+        return run
+
+    def progress(self) -> bool:
+        """Let all runs make progress; return whether any did."""
+        moved = [run.progress() for run, _ in self._running]
+        if any(moved):
+            self._retire()
+            return True
+        return False
+
+    def complete(self, run: Run, operation: str) -> None:
+        """Return once `run` is done; PeerError at the deadline."""
+        if run.done:
+            return
+        vigil = self.transport.vigil(operation)
+        while not run.done:
+            if self.progress():
+                vigil.progress()
+            else:
+                vigil.nap(run.peers())
+
+    def _retire(self) -> None:
+        done = [entry for entry in self._running if entry[0].done]
+        if not done:
+            return
+        self._running = [entry for entry in self._running if not entry[0].done]
+        now = time.perf_counter()
+        for run, opening in done:
+            self.report(
+                Call(
+                    opening.operation, opening.schedule, opening.elements, opening.dense_bytes,
+                    run.sent_bytes, run.received_bytes, run.messages, opening.began_s, now - opening.began_s,
+                )
+            )  # fmt: skip
+
+    def report(self, call: Call) -> None:
+        """Tell the recorders of a call."""
+        for recorder in self.recorders:
+            recorder.record(call)
+
+
+_engines: WeakKeyDictionary[World, Engine] = WeakKeyDictionary()
+
+
+def engine_of(world: World) -> Engine:
+    """Return the engine over a world's ranks, made at the first call."""
+    if world not in _engines:
+        _engines[world] = Engine(MpiTransport(world))
+    return _engines[world]

@@ -1,0 +1,233 @@
+"""One plan at work on one rank: messages cut into segments, each going on as soon as it may.
+
+The tensor is laid on a grid of segments. A message is a row of segments, and what a plan orders
+between rounds is needed only between messages that touch the same segment: a segment is sent on as
+soon as it is combined, whatever the rest of its block does. So every plan is pipelined without
+knowing it. On one segment, in the plan's order:
+
+- a send waits for the receives before it;
+- a received part is combined after the sends and receives before it (it may arrive earlier, into
+  scratch memory: contributions are added in the plan's order, not in order of arrival);
+- a part that is to be stored is received straight into its place, after all that stands before it.
+
+Messages between two ranks are numbered as the plan orders them, and the number is the tag, so that
+neither side needs to post them in order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from typing import Any
+
+from hpctk.collectives.elements import Elements
+from hpctk.schedules.plan import Action, Plan, bounds
+from hpctk.transport import Transport
+
+SEND, STORE, COMBINE, KEEP = range(4)
+ACTIONS = {Action.COMBINE: COMBINE, Action.STORE: STORE, Action.KEEP: KEEP}
+
+#: Segments that a run looks ahead in its plan, begun or waiting for others.
+WINDOW = 1024
+#: Segments of scratch memory for parts that arrive before they may be combined.
+SCRATCH = 128
+
+
+class Segment:
+    """One segment of one message."""
+
+    __slots__ = ("arrived", "cell", "hi", "kind", "lo", "peer", "scratch", "started", "tag")
+
+    def __init__(self, kind: int, cell: int, lo: int, hi: int, peer: int, tag: int) -> None:
+        self.kind, self.cell, self.lo, self.hi, self.peer, self.tag = kind, cell, lo, hi, peer, tag
+        self.started = self.arrived = False
+        self.scratch: Any = None
+
+
+class Run:
+    """A plan being run. Made and driven by the Engine.
+
+    Parameters
+    ----------
+    transport : Transport
+    plan : Plan
+    elements : Elements
+        What the plan works on, in place.
+    segment_bytes : int
+        The longest message.
+    tags : range
+        Tags of its own.
+    kept : mapping of int to array, optional
+        For plans that keep parts apart: the bytes to receive each sender's part in, whole blocks.
+    """
+
+    def __init__(
+        self, transport: Transport, plan: Plan, elements: Elements, segment_bytes: int, tags: range, kept: Any = None
+    ) -> None:
+        self._transport, self._plan, self._elements, self._kept = transport, plan, elements, kept
+        self._grid = max(1, segment_bytes // elements.itemsize)
+        self._tags = tags
+        self._numbers: dict[tuple[int, int], int] = defaultdict(int)
+        self._program = self._segments()
+        self._exhausted = False
+        self._unfinished = 0
+        self._cells: dict[int, list[Segment]] = {}
+        self._requests: list[Any] = []
+        self._flying: list[Segment] = []
+        self._starved: deque[Segment] = deque()
+        self._free: list[Any] = []
+        self._scratches = 0
+        self.sent_bytes = self.received_bytes = self.messages = 0
+        self._look_ahead()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self._exhausted and self._unfinished == 0
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory this run has held beside the tensor."""
+        return self._scratches * self._grid * self._elements.itemsize + self._elements.extra_bytes
+
+    def peers(self) -> list[int]:
+        """Return the ranks this run waits for: those it receives from, else those it sends to."""
+        receiving = [s.peer for s in self._flying if s.kind != SEND]
+        return list(dict.fromkeys(receiving or [s.peer for s in self._flying]))
+
+    def progress(self) -> bool:
+        """Take in what is complete and start what may start; return whether anything happened."""
+        complete = self._transport.complete(self._requests) if self._requests else []
+        if not complete:
+            return False
+        finished = [self._flying[position] for position in complete]
+        keep = set(range(len(self._flying))).difference(complete)
+        self._requests = [self._requests[i] for i in keep]
+        self._flying = [self._flying[i] for i in keep]
+        for segment in finished:
+            self._arrive(segment)
+        self._look_ahead()
+        return True
+
+    def _segments(self) -> Iterator[Segment]:
+        """Yield this rank's segments in the plan's order."""
+        plan, n = self._plan, self._elements.n
+        for step in plan.rounds(self._transport.rank):
+            for send in step.sends:
+                yield from self._cut(SEND, send.peer, *bounds(n, plan.blocks, send.blocks))
+            for recv in step.recvs:
+                yield from self._cut(ACTIONS[recv.action], recv.peer, *bounds(n, plan.blocks, recv.blocks))
+
+    def _cut(self, kind: int, peer: int, lo: int, hi: int) -> Iterator[Segment]:
+        grid, direction = self._grid, int(kind == SEND)
+        while lo < hi:
+            cell = lo // grid
+            end = min((cell + 1) * grid, hi)
+            number = self._numbers[peer, direction]
+            self._numbers[peer, direction] = number + 1
+            yield Segment(kind, cell, lo, end, peer, self._tags[number % len(self._tags)])
+            lo = end
+
+    def _look_ahead(self) -> None:
+        while self._unfinished < WINDOW and not self._exhausted:
+            segment = next(self._program, None)
+            if segment is None:
+                self._exhausted = True
+                return
+            self._unfinished += 1
+            if segment.kind != KEEP:
+                self._cells.setdefault(segment.cell, []).append(segment)
+            self._try_start(segment)
+
+    def _try_start(self, segment: Segment) -> None:
+        kind, elements = segment.kind, self._elements
+        if kind == SEND:
+            if self._blocked(segment):
+                return
+            data = elements.outgoing(segment.lo, segment.hi)
+            self.sent_bytes += len(data)
+            self.messages += 1
+            self._fly(segment, self._transport.isend(data, segment.peer, segment.tag))
+            return
+        if kind == STORE:
+            if self._blocked(segment):
+                return
+            data = elements.incoming(segment.lo, segment.hi)
+        elif kind == COMBINE:
+            data = self._take_scratch(segment)
+            if data is None:
+                return
+        else:
+            data = self._kept_part(segment)
+        self.received_bytes += len(data)
+        self._fly(segment, self._transport.irecv(data, segment.peer, segment.tag))
+
+    def _blocked(self, segment: Segment) -> bool:
+        """Return whether an unfinished message before `segment` must come first.
+
+        Only where both touch the same elements: two blocks may share a segment of the grid, and
+        waiting for the other block's message would let two ranks wait for each other.
+        """
+        for other in self._cells[segment.cell]:
+            if other is segment:
+                return False
+            if other.lo < segment.hi and segment.lo < other.hi and (other.kind != SEND or segment.kind != SEND):
+                return True
+        return False
+
+    def _fly(self, segment: Segment, request: Any) -> None:
+        segment.started = True
+        self._requests.append(request)
+        self._flying.append(segment)
+
+    def _take_scratch(self, segment: Segment) -> Any:
+        if not self._free:
+            if self._scratches == SCRATCH:
+                self._starved.append(segment)
+                return None
+            self._scratches += 1
+            self._free.append(self._elements.scratch(self._grid * self._elements.itemsize))
+        segment.scratch = self._free.pop()
+        return segment.scratch[: (segment.hi - segment.lo) * self._elements.itemsize]
+
+    def _kept_part(self, segment: Segment) -> Any:
+        size = self._elements.itemsize
+        start, _ = bounds(self._elements.n, self._plan.blocks, self._plan.owned(self._transport.rank))
+        return self._kept[segment.peer][(segment.lo - start) * size : (segment.hi - start) * size]
+
+    def _arrive(self, segment: Segment) -> None:
+        segment.arrived = True
+        if segment.kind == KEEP:
+            self._unfinished -= 1
+        elif segment.kind == COMBINE:
+            self._settle(segment.cell)
+        else:
+            if segment.kind == STORE:
+                self._elements.stored(segment.lo, segment.hi)
+            self._finish(segment)
+            self._settle(segment.cell)
+
+    def _finish(self, segment: Segment) -> None:
+        self._unfinished -= 1
+        waiting = self._cells[segment.cell]
+        waiting.remove(segment)
+        if not waiting:
+            del self._cells[segment.cell]
+
+    def _settle(self, cell: int) -> None:
+        """Do what has become possible on a segment of the grid."""
+        for segment in list(self._cells.get(cell, ())):
+            if segment.kind == COMBINE:
+                if segment.arrived and not self._blocked(segment):
+                    self._combine(segment)
+            elif not segment.started:
+                self._try_start(segment)
+
+    def _combine(self, segment: Segment) -> None:
+        received = segment.scratch[: (segment.hi - segment.lo) * self._elements.itemsize]
+        self._elements.combine(segment.lo, segment.hi, received)
+        self._free.append(segment.scratch)
+        segment.scratch = None
+        self._finish(segment)
+        if self._starved:
+            self._try_start(self._starved.popleft())

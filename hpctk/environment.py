@@ -1,0 +1,48 @@
+"""The environment variables hpctk reads, each checked; no other module reads HPCTK_* itself."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+from hpctk.errors import SettingError
+
+#: Every variable with what it means, for `hpctk doctor` and the documentation.
+VARIABLES = {
+    "HPCTK_TIMEOUT_S": "seconds a rank waits for its peers before it gives up [600]",
+    "HPCTK_GPU_AWARE": "1: MPI takes device memory, 0: stage through the host [asked from MPI]",
+    "HPCTK_VENV": "the virtual environment of the scripts in launch/ [.venv]",
+    "HPCTK_CACHE": "where launch/setup keeps built Horovod wheels [~/.cache/hpctk]",
+}
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
+    """Return the deadline for waiting on other ranks, from HPCTK_TIMEOUT_S."""
+    text = environ.get("HPCTK_TIMEOUT_S", "")
+    if not text:
+        return DEFAULT_TIMEOUT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (0 < seconds < math.inf):
+        raise SettingError(f"HPCTK_TIMEOUT_S={text!r}: need a number of seconds above 0, such as 600")
+    return seconds
+
+
+def gpu_aware(environ: Mapping[str, str] = os.environ) -> bool | None:
+    """Return what HPCTK_GPU_AWARE says, None where it is not set."""
+    text = environ.get("HPCTK_GPU_AWARE", "")
+    if not text:
+        return None
+    if text not in ("0", "1"):
+        raise SettingError(f"HPCTK_GPU_AWARE={text!r}: need 0 (stage through the host) or 1 (device to MPI)")
+    return text == "1"
+
+
+def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the HPCTK_* variables that nothing reads, most likely misspelt."""
+    return sorted(name for name in environ if name.startswith("HPCTK_") and name not in VARIABLES)

@@ -1,0 +1,57 @@
+"""What started this process, read from its environment: pure functions, no MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: Variables that tell who started a rank. Values are safe to show: counts, ids and node lists.
+PREFIXES = ("OMPI_COMM_WORLD_", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "HYDI_", "MPI_LOCAL")
+SLURM_NAMES = (
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_MPI_TYPE",
+)
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the launcher's variables among `environ`."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(PREFIXES) or name in SLURM_NAMES
+    }
+
+
+def slurm_complaint(environ: Mapping[str, str], size: int, vendor: str) -> str | None:
+    """Return what is wrong if srun started more (or fewer) tasks than MPI sees ranks, else None.
+
+    With the wrong `srun --mpi` every task becomes a job of its own with one rank, silently.
+    Under mpirun a step with one task per node is normal: those tasks are mpirun's own daemons.
+    """
+    text = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if not text.isdigit() or int(text) == size:
+        return None
+    by_mpirun = "OMPI_COMM_WORLD_SIZE" in environ or "HYDI_CONTROL_FD" in environ
+    if by_mpirun and environ.get("SLURM_STEP_NUM_NODES") == text:
+        return None
+    wanted = mpi_plugin(vendor)
+    return (
+        f"Slurm started {text} tasks in this step (SLURM_STEP_NUM_TASKS) but MPI's COMM_WORLD has {size} "
+        f"rank{'s' if size != 1 else ''}: srun and {vendor} did not find each other. Try `srun --mpi={wanted}` "
+        "(`srun --mpi=list` shows what this site has), or start with mpirun inside the allocation"
+    )
+
+
+def mpi_plugin(vendor: str) -> str:
+    """Return the `srun --mpi` type an MPI library needs."""
+    if vendor == "Open MPI":
+        return "pmix"
+    if "Cray" in vendor:
+        return "cray_shasta"
+    return "pmi2"

@@ -1,0 +1,218 @@
+"""Waiting for other ranks without waiting forever, and finding out whom we wait for.
+
+A rank that waits polls its request. Meanwhile it listens: a peer that waits too may ask "are you
+there?", and is told which operation this rank waits in. A rank that leaves the program says so to
+those who watch it. So a rank that has waited for a while knows whether to go on (the peer has not
+answered: it computes), or to give up at once (the peer has left and will never come); at the
+deadline it can name the ranks that did not come.
+
+Each rank watches its next WATCHED neighbours only, so that a roll call of P waiting ranks costs
+WATCHED*P messages, not P*P.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpctk.errors import PeerError
+
+WATCHED = 64
+#: Seconds of waiting before a rank asks who is there, and between two questions.
+PATIENCE_S = 2.0
+#: Seconds a peer has for its answer. A rank that waits in hpctk answers within milliseconds.
+ANSWER_S = 0.5
+#: Tests before the first nap: a message on its way is not worth giving up the core for.
+SPINS = 2000
+NAP_S = 1e-4
+
+QUESTION, ANSWER, FAREWELL, GAVE_UP = 1, 2, 3, 4
+TEXT_BYTES = 240
+
+
+class Vigil:
+    """One wait: call `nap` whenever there is nothing to do, `progress` whenever there was.
+
+    Spins at first (a message on its way is not worth giving up the core for), then sleeps between
+    looks, answers the questions of others, asks its own, and raises PeerError when there is no hope
+    or the deadline has passed since the last progress.
+    """
+
+    def __init__(self, roll_call: RollCall, operation: str) -> None:
+        self._roll_call = roll_call
+        self._operation = operation
+        self._spins = 0
+        self._began = self._next_question = 0.0
+
+    def progress(self) -> None:
+        """Something came: start counting anew."""
+        self._spins = 0
+
+    def nap(self, peers: Iterable[int] = ()) -> None:
+        """Let some time pass, waiting for `peers` (all ranks where empty); PeerError where waiting is in vain."""
+        self._spins += 1
+        if self._spins < SPINS:
+            os.sched_yield()
+            return
+        calls = self._roll_call
+        patience_s = min(PATIENCE_S, calls.timeout_s / 2)
+        if self._spins == SPINS:
+            self._began = time.monotonic()
+            self._next_question = self._began + patience_s
+        time.sleep(NAP_S)
+        calls.listen(self._operation)
+        now = time.monotonic()
+        if now < self._next_question and now < self._began + calls.timeout_s:
+            return
+        calls.question(peers, self._operation, last=now >= self._began + calls.timeout_s)
+        self._next_question = time.monotonic() + patience_s
+
+
+class RollCall:
+    """Polled waiting on the requests of one communicator's ranks.
+
+    Parameters
+    ----------
+    control : MPI.Comm
+        A communicator nothing else uses; questions and answers travel on it.
+    timeout_s : float
+        How long to wait for anything.
+    on_missing : callable
+        Called with the ranks that did not answer at the deadline, before the error is raised.
+    """
+
+    def __init__(self, control: MPI.Comm, timeout_s: float, on_missing: Callable[[list[int]], None]) -> None:
+        self.control = control
+        self.rank, self.size = control.Get_rank(), control.Get_size()
+        self.timeout_s = timeout_s
+        self.left: dict[int, str] = {}
+        self.gave_up: dict[int, str] = {}
+        self._on_missing = on_missing
+        self._number = 0
+        self._outgoing: list[tuple[MPI.Request, Any]] = []
+
+    def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
+        """Wait until all `requests` are complete, or raise PeerError.
+
+        Parameters
+        ----------
+        requests : sequence of MPI.Request
+        operation : str
+            What this rank is doing, for messages here and on other ranks.
+        peers : iterable of int
+            Ranks the requests depend on; all ranks where empty.
+        """
+        vigil = self.vigil(operation)
+        while not MPI.Request.Testall(requests):
+            vigil.nap(peers)
+
+    def vigil(self, operation: str) -> Vigil:
+        """Return what a rank does while it waits."""
+        return Vigil(self, operation)
+
+    def question(self, peers: Iterable[int], operation: str, last: bool) -> None:
+        """Ask the peers we wait for; raise PeerError if one has left, or if this was the last question."""
+        expected = self._expected(peers)
+        answers = self.ask(expected, operation)
+        self._raise_if_left(expected, operation)
+        if last:
+            self._give_up(expected, answers, operation)
+
+    def _expected(self, peers: Iterable[int]) -> list[int]:
+        named = [peer for peer in dict.fromkeys(peers) if peer != self.rank]
+        return named[:WATCHED] or self.watched()
+
+    def watched(self) -> list[int]:
+        """Return the ranks this rank asks, and whose farewells it hears."""
+        return [(self.rank + i) % self.size for i in range(1, min(WATCHED, self.size - 1) + 1)]
+
+    def ask(self, peers: Sequence[int], operation: str) -> dict[int, str]:
+        """Ask `peers` what they wait in; return the answers that come in time."""
+        self._number += 1
+        question = np.array([self._number], np.int64)
+        for peer in peers:
+            if peer not in self.left:
+                self._send(question, peer, QUESTION)
+        answers: dict[int, str] = {}
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline and any(self._silent(p, answers) for p in peers):
+            self.listen(operation, answers)
+            time.sleep(NAP_S)
+        return answers
+
+    def _silent(self, peer: int, answers: dict[int, str]) -> bool:
+        return peer not in answers and peer not in self.left and peer not in self.gave_up
+
+    def listen(self, operation: str, answers: dict[int, str] | None = None) -> None:
+        """Take in what has arrived: answer that we wait in `operation`, collect `answers`, note farewells."""
+        self._outgoing = [(request, data) for request, data in self._outgoing if not request.Test()]
+        status = MPI.Status()
+        while self.control.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            peer, tag = status.Get_source(), status.Get_tag()
+            if tag == QUESTION:
+                question = np.empty(1, np.int64)
+                self.control.Recv([question, MPI.INT64_T], peer, tag)
+                self._send(_letter(int(question[0]), operation), peer, ANSWER)
+                continue
+            letter = np.zeros(8 + TEXT_BYTES, np.uint8)
+            self.control.Recv([letter, MPI.BYTE], peer, tag)
+            number, text = _read(letter)
+            if tag == FAREWELL:
+                self.left[peer] = text
+            elif tag == GAVE_UP:
+                self.gave_up[peer] = text
+            elif answers is not None and number == self._number:
+                answers[peer] = text
+
+    def farewell(self, reason: str) -> None:
+        """Tell those who watch this rank that it leaves the program."""
+        self._tell_watchers(reason, FAREWELL)
+
+    def _tell_watchers(self, text: str, tag: int) -> None:
+        for i in range(1, min(WATCHED, self.size - 1) + 1):
+            self._send(_letter(0, text), (self.rank - i) % self.size, tag)
+
+    def _send(self, data: Any, peer: int, tag: int) -> None:
+        request = self.control.Isend([data.view(np.uint8), MPI.BYTE], peer, tag)
+        self._outgoing.append((request, data))
+
+    def _raise_if_left(self, expected: Sequence[int], operation: str) -> None:
+        gone = [peer for peer in expected if peer in self.left]
+        if gone:
+            raise PeerError(
+                f"rank {self.rank} of {self.size} waits in {operation}, but rank {gone[0]} "
+                f"{self.left[gone[0]]} and will never come. Every rank must make the same collective calls."
+            )
+
+    def _give_up(self, expected: Sequence[int], answers: dict[int, str], operation: str) -> None:
+        # The others' deadlines pass at the same moment: tell them that we were here.
+        self._tell_watchers(operation, GAVE_UP)
+        answers = {**self.gave_up, **answers}
+        missing = [peer for peer in expected if peer not in answers]
+        self._on_missing(missing)
+        lines = [f"rank {self.rank} of {self.size} waited {self.timeout_s:g} s in {operation}"]
+        if missing:
+            shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+            lines.append(f"rank {shown} did not come and does not answer: stuck, computing or dead")
+        elsewhere = {peer: text for peer, text in answers.items() if text != operation}
+        lines += [f"rank {peer} waits in {text}" for peer, text in list(elsewhere.items())[:8]]
+        lines.append("HPCTK_TIMEOUT_S sets how long to wait")
+        raise PeerError("; ".join(lines) + ".")
+
+
+def _letter(number: int, text: str) -> Any:
+    letter = np.zeros(8 + TEXT_BYTES, np.uint8)
+    letter[:8] = np.frombuffer(number.to_bytes(8, "little", signed=True), np.uint8)
+    encoded = np.frombuffer(text.encode()[:TEXT_BYTES], np.uint8)
+    letter[8 : 8 + len(encoded)] = encoded
+    return letter
+
+
+def _read(letter: Any) -> tuple[int, str]:
+    raw = letter.tobytes()
+    return int.from_bytes(raw[:8], "little", signed=True), raw[8:].rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,22 @@
+"""Collective schedules as data: who sends which part of a tensor to whom, and when.
+
+Pure Python, without MPI and without torch. `build` makes a Plan; an engine runs it (`hpctk.collectives`),
+`check.check` proves it, `cost.price` prices it, `draw.draw` draws it.
+"""
+
+from hpctk.schedules.plan import Action, Plan, Recv, Round, Send, bounds
+from hpctk.schedules.registry import SCHEDULES, build
+from hpctk.schedules.volume import Phase, Volume
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Phase",
+    "Plan",
+    "Recv",
+    "Round",
+    "Send",
+    "Volume",
+    "bounds",
+    "build",
+]

@@ -1,0 +1,101 @@
+"""Ring: every rank sends to its right neighbour and receives from its left one, nothing else.
+
+The bucket algorithm, made popular for gradients by Baidu's and Horovod's ring all-reduce (Patarasuk and Yuan
+2009 show that its volume is the least possible). The tensor is cut into P blocks. In the reduce-scatter block
+b starts at rank b+1, passes round the ring and gathers one contribution at every rank, until rank b completes
+it; in the all-gather the finished blocks pass round once more.
+
+| | reduce_scatter, allgather | allreduce |
+|---|---|---|
+| rounds, messages per rank | P-1 | 2(P-1) |
+| bytes sent and received per rank | (P-1)/P n | 2(P-1)/P n |
+| bytes added per rank | (P-1)/P n, none | (P-1)/P n |
+| extra memory | one block, none | one block |
+
+Good for large tensors on any network: least volume, only neighbours talk, and no pair talks both ways at once
+(P > 2). Bad for small ones: the number of rounds grows with P.
+
+Same bits everywhere: the sum of block b is x[b+1] + x[b+2] + ... + x[b], computed once and then copied.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from hpctk.schedules.plan import Action, Plan, Round, checked_size, exchange
+from hpctk.schedules.volume import Phase, even
+
+
+def reduce_scatter(size: int) -> Plan:
+    """Sum over all ranks; rank r ends with block r."""
+    everyone = range(checked_size(size))
+    return Plan(
+        name="ring",
+        kind="reduce_scatter",
+        size=size,
+        blocks=size,
+        steps=lambda rank: reducing(everyone, rank),
+        owns=lambda rank: range(rank, rank + 1),
+        volume=even(size, [reducing_phase(size)]),
+    )
+
+
+def allgather(size: int) -> Plan:
+    """Give everyone everything; rank r starts with block r."""
+    everyone = range(checked_size(size))
+    return Plan(
+        name="ring",
+        kind="allgather",
+        size=size,
+        blocks=size,
+        steps=lambda rank: gathering(everyone, rank),
+        owns=lambda rank: everyone,
+        volume=even(size, [gathering_phase(size)]),
+    )
+
+
+def allreduce(size: int) -> Plan:
+    """Sum over all ranks, on all ranks: reduce-scatter, then all-gather."""
+    everyone = range(checked_size(size))
+
+    def steps(rank: int) -> Iterator[Round]:
+        yield from reducing(everyone, rank)
+        yield from gathering(everyone, rank)
+
+    return Plan(
+        name="ring",
+        kind="allreduce",
+        size=size,
+        blocks=size,
+        steps=steps,
+        owns=lambda rank: everyone,
+        volume=even(size, [reducing_phase(size), gathering_phase(size)]),
+    )
+
+
+def reducing(members: Sequence[int], me: int, first: int = 0) -> Iterator[Round]:
+    """Reduce-scatter round a ring of `members`, seen by members[me], who ends with block first + me."""
+    count = len(members)
+    right, left = members[(me + 1) % count], members[(me - 1) % count]
+    for step in range(1, count):
+        given = first + (me - step) % count
+        taken = first + (me - step - 1) % count
+        yield exchange(right, range(given, given + 1), left, range(taken, taken + 1), Action.COMBINE)
+
+
+def gathering(members: Sequence[int], me: int, first: int = 0) -> Iterator[Round]:
+    """All-gather round a ring of `members`, seen by members[me], who starts with block first + me."""
+    count = len(members)
+    right, left = members[(me + 1) % count], members[(me - 1) % count]
+    for step in range(count - 1):
+        given = first + (me - step) % count
+        taken = first + (me - step - 1) % count
+        yield exchange(right, range(given, given + 1), left, range(taken, taken + 1), Action.STORE)
+
+
+def reducing_phase(count: int) -> Phase:
+    """Return what `reducing` moves among `count` members. Two of them are each other's left and right."""
+    return Phase(count - 1, blocks=1, combined=1, exchanged=int(count == 2))
+
+
+def gathering_phase(count: int) -> Phase:
+    """Return what `gathering` moves among `count` members."""
+    return Phase(count - 1, blocks=1, exchanged=int(count == 2))

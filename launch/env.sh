@@ -1,0 +1,34 @@
+# shellcheck shell=bash
+# Sourced by the scripts beside it: where the project and its virtual environment are, and what a local MPI job needs.
+
+HPCTK_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+HPCTK_VENV=${HPCTK_VENV:-$HPCTK_ROOT/.venv}
+HPCTK_CACHE=${HPCTK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hpctk}
+export HPCTK_VENV HPCTK_CACHE
+
+# Ranks share the cores of one machine here: more threads per rank only fight each other.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 2
+}
+
+use_venv() { # use_venv DIR: its programs come first
+    export VIRTUAL_ENV=$1
+    export PATH="$1/bin:$PATH"
+}
+
+# local_mpirun N CMD...: N ranks on this machine, whichever MPI the environment holds.
+# Open MPI refuses root and more ranks than cores unless told; MPICH needs neither word.
+local_mpirun() {
+    local ranks=$1
+    shift
+    if mpirun --version 2>/dev/null | grep -qi 'open mpi'; then
+        local flags=(--bind-to none --map-by :OVERSUBSCRIBE)
+        [ "$(id -u)" -ne 0 ] || flags+=(--allow-run-as-root)
+        mpirun -n "$ranks" "${flags[@]}" "$@"
+    else
+        mpirun -n "$ranks" "$@"
+    fi
+}

@@ -1,0 +1,101 @@
+"""What keeps an MPI test run from hanging, and the fixtures all tests share.
+
+Three defences (each catches what the others miss):
+1. `python -m mpi4py -m pytest` (launch/test): an exception that escapes pytest aborts the job;
+2. `faulthandler_timeout` (pyproject.toml): a line that never returns is shown and the process ended;
+3. the verdict below: after every mpi-marked test the ranks tell each other how it went, so that a
+   test that failed on one rank fails on all, and a rank that never arrives ends the job by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+#: A test that loses a rank ends by hpctk's own deadline, well before the verdict's.
+os.environ.setdefault("HPCTK_TIMEOUT_S", "20")
+VERDICT_S = 60.0
+
+_verdicts = None
+
+
+def pytest_collection_modifyitems(items):
+    """Everything under tests/mpi is an MPI test; saying so in each file would only be forgotten in one."""
+    here = Path(__file__).parent / "mpi"
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("mpi") is None:
+            item.add_marker(pytest.mark.mpi)
+
+
+def wait_for_all(request, name: str) -> None:
+    """Poll a collective of all ranks; abort the job if a rank never joins."""
+    deadline = time.monotonic() + VERDICT_S
+    while not request.Test():
+        if time.monotonic() > deadline:
+            sys.stderr.write(f"rank {_verdicts.rank}: {name}: other ranks never finished this test\n")
+            sys.stderr.flush()
+            _verdicts.Abort(70)
+        time.sleep(1e-3)
+
+
+def share_verdict(failure: str | None, name: str) -> str | None:
+    """Return the lowest failing rank's account of a test, None if it passed everywhere."""
+    global _verdicts
+    import numpy as np
+    from mpi4py import MPI
+
+    if _verdicts is None:
+        _verdicts = MPI.COMM_WORLD.Dup()
+    text = (failure or "").encode()
+    mine = np.array([-1 if failure is None else len(text)], np.int64)
+    lengths = np.empty(_verdicts.size, np.int64)
+    wait_for_all(_verdicts.Iallgather([mine, MPI.INT64_T], [lengths, MPI.INT64_T]), name)
+    failed = np.flatnonzero(lengths >= 0)
+    if failed.size == 0:
+        return None
+    first = int(failed[0])
+    account = bytearray(text if _verdicts.rank == first else int(lengths[first]))
+    wait_for_all(_verdicts.Ibcast([account, MPI.BYTE], first), name)
+    return f"failed on rank {', '.join(map(str, failed))}; rank {first} says:\n{account.decode()}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    is_mpi = item.get_closest_marker("mpi") is not None and item.config.getoption("--with-mpi", default=False)
+    # Each rank speaks once per test: when it did not get past the setup, else after the call.
+    if is_mpi and (report.when == "call" or (report.when == "setup" and not report.passed)):
+        account = share_verdict(report.longreprtext if report.failed else None, item.nodeid)
+        if account is not None:
+            report.outcome, report.longrepr = "failed", account
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    """Rank 0 speaks for all: the verdict brings it every failure's account."""
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or "0"
+    if config.getoption("--with-mpi", default=False) and rank != "0":
+        config.pluginmanager.unregister(name="terminalreporter")
+
+
+@pytest.fixture
+def comm():
+    """COMM_WORLD, for MPI tests."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+@pytest.fixture
+def world(comm):
+    """The World of COMM_WORLD, for MPI tests."""
+    import hpctk.world
+
+    return hpctk.world.world(comm)

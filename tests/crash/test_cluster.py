@@ -1,0 +1,301 @@
+"""The emulated cluster of launch/cluster: what runs on it, and that nothing stays behind.
+
+Every cluster here has a name of its own, and only that name is looked for afterwards: other clusters may
+be up on the same machine.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "launch" / "cluster"
+TIMEOUT_S = 60
+
+if os.geteuid() != 0:
+    reason = "an emulated cluster needs root"
+elif not shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
+    reason = "an emulated cluster needs iproute2: apt-get install iproute2"
+else:
+    reason = ""
+needs_cluster = pytest.mark.skipif(bool(reason), reason=reason)
+
+
+def environment():
+    job = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(job)}
+    return kept | {"HPCTK_VENV": sys.prefix}
+
+
+def cluster(*arguments):
+    return subprocess.run(
+        [CLUSTER, *map(str, arguments)],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def succeed(*arguments):
+    done = cluster(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def leftovers(name, marker):
+    """List what still exists of a cluster, and every process whose command line has the marker."""
+    found = [*Path("/run").glob(f"netns/hpctk-{name}-*"), *Path("/run").glob(f"hpctk-cluster-{name}")]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if marker.encode() in line or f"hpctk-cluster-{name}/".encode() in line:
+            found.append(f"process {process.name}: {line!r}")
+    return found
+
+
+@pytest.fixture
+def fresh_name():
+    name = "t" + uuid.uuid4().hex[:12]
+    yield name
+    cluster("down", "--name", name)
+
+
+@pytest.fixture(scope="module")
+def three_hosts():
+    name = "t" + uuid.uuid4().hex[:12]
+    succeed("up", 3, "--name", name)
+    yield name
+    succeed("down", "--name", name)
+
+
+def wait_for(path):
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline_s, f"{path} was never written"
+        time.sleep(0.05)
+    return path.read_text().strip()
+
+
+# Says on which cluster it runs, then outlives everything but a signal.
+STAY = 'test "${OMPI_COMM_WORLD_RANK:-0}" != 0 || echo "$HPCTK_CLUSTER_NAME" > "$0"; exec sleep 1234'
+
+HELLO = """
+from mpi4py import MPI
+import os, socket
+world = MPI.COMM_WORLD
+shared = world.Split_type(MPI.COMM_TYPE_SHARED).size
+line = f"{world.rank} {world.size} {socket.gethostname()} {shared} {os.environ['OMPI_MCA_btl']}"
+lines = world.gather(line)
+if world.rank == 0:
+    print(*lines, sep="\\n")
+"""
+
+
+@needs_cluster
+def test_up_run_down_leaves_nothing(fresh_name, tmp_path):
+    marker = str(tmp_path / "name")
+    assert "2 hosts" in succeed("up", 2, "--name", fresh_name)
+    assert succeed("run", "--name", fresh_name, "--host", 1, "--", "hostname") == "h1\n"
+    status = succeed("status", "--name", fresh_name)
+    assert "h0  198.18.0.1" in status
+    assert "h1  198.18.0.2" in status
+    # A process that goes on after its command has ended is what `down` is for.
+    succeed("run", "--name", fresh_name, "--host", 0, "--", "sh", "-c", f"({STAY}) >&- 2>&- &", marker)
+    assert wait_for(Path(marker)) == fresh_name
+    succeed("down", "--name", fresh_name)
+    assert leftovers(fresh_name, marker) == []
+    assert cluster("status", "--name", fresh_name).returncode == 1
+    succeed("down", "--name", fresh_name)
+
+
+@needs_cluster
+def test_second_up_is_refused_and_harms_nothing(three_hosts):
+    refused = cluster("up", 2, "--name", three_hosts)
+    assert refused.returncode == 1
+    assert f"launch/cluster down --name {three_hosts}" in refused.stderr
+    assert "3 hosts" in succeed("status", "--name", three_hosts)
+
+
+@needs_cluster
+def test_ranks_are_on_hosts_of_their_own(three_hosts):
+    lines = succeed("run", "--name", three_hosts, "--", "python", "-m", "mpi4py", "-c", HELLO).splitlines()
+    assert lines == [f"{rank} 3 h{rank} 1 tcp,self" for rank in range(3)]
+
+
+@needs_cluster
+def test_ranks_on_one_host_share_memory(three_hosts):
+    job = ["-n", 6, "--", "python", "-m", "mpi4py", "-c", HELLO]
+    lines = succeed("run", "--name", three_hosts, *job).splitlines()
+    assert lines == [f"{rank} 6 h{rank % 3} 2 tcp,sm,self" for rank in range(6)]
+
+
+@needs_cluster
+def test_arguments_environment_and_folder_arrive_unchanged(three_hosts):
+    awkward = ["", "two words", "$HOME", "it's", 'a "quoted" line\nand another', "*"]
+    show = "import os, sys; print([sys.argv[1:], os.environ['HPCTK_CLUSTER_HOSTS'], os.getcwd()])"
+    expected = f"{[awkward, '3', str(Path.cwd())]}\n"
+    assert (
+        succeed("run", "--name", three_hosts, "--host", 2, "--", "python", "-c", show, *awkward) == expected
+    )
+    assert succeed("run", "--name", three_hosts, "-n", 1, "--", "python", "-c", show, *awkward) == expected
+
+
+@needs_cluster
+def test_mpirun_arguments_overrule_ours(three_hosts):
+    show = ["--", "printenv", "OMPI_MCA_btl"]
+    assert (
+        succeed("run", "--name", three_hosts, "-n", 1, "--mpirun-args", "--mca btl self", *show) == "self\n"
+    )
+
+
+@needs_cluster
+def test_exit_status_is_the_commands(three_hosts):
+    assert cluster("run", "--name", three_hosts, "--host", 1, "--", "sh", "-c", "exit 5").returncode == 5
+    one_rank = 'test "$OMPI_COMM_WORLD_RANK" != 1 || exit 7'
+    assert cluster("run", "--name", three_hosts, "--", "sh", "-c", one_rank).returncode == 7
+    assert cluster("with", 2, "--", "sh", "-c", one_rank).returncode == 7
+    assert cluster("with", 1, "--host", 0, "--", "true").returncode == 0
+
+
+@needs_cluster
+def test_rate_limits_a_link():
+    # Only a lower bound: a busy machine makes it slower, nothing may make it faster.
+    send = """
+from mpi4py import MPI
+import numpy as np
+world = MPI.COMM_WORLD
+message = np.zeros(4_000_000, np.uint8)
+world.Barrier()
+start = MPI.Wtime()
+if world.rank == 0:
+    world.Send(message, 1)
+else:
+    world.Recv(message, 0)
+    print(MPI.Wtime() - start)
+"""
+    elapsed_s = float(succeed("with", 2, "--rate", "50mbit", "--", "python", "-m", "mpi4py", "-c", send))
+    assert elapsed_s >= 0.8 * 4_000_000 * 8 / 50e6
+
+
+@needs_cluster
+@pytest.mark.parametrize("mpi", [True, False], ids=["mpi", "plain"])
+@pytest.mark.parametrize("to_group", [True, False], ids=["ctrl-c", "sigterm"])
+def test_interrupted_with_leaves_nothing(tmp_path, to_group, mpi):
+    marker = tmp_path / "name"
+    place = [] if mpi else ["--host", "1"]
+    process = subprocess.Popen(
+        # A runner in the background may have SIGINT ignored, and a shell cannot undo that.
+        ["env", "--default-signal=INT", CLUSTER, "with", "2", *place, "--", "sh", "-c", STAY, marker],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    name = wait_for(marker)
+    assert leftovers(name, str(marker)) != []
+    if to_group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.terminate()
+    assert process.wait(TIMEOUT_S) == (130 if to_group else 143)
+    assert leftovers(name, str(marker)) == []
+
+
+@needs_cluster
+@pytest.mark.parametrize("delay_s", [0.01, 0.05, 0.1])
+def test_interrupted_up_leaves_all_or_nothing(fresh_name, delay_s):
+    process = subprocess.Popen(
+        [CLUSTER, "up", "16", "--name", fresh_name], env=environment(), stderr=subprocess.DEVNULL
+    )
+    time.sleep(delay_s)
+    process.terminate()
+    if process.wait(TIMEOUT_S) != 0:
+        assert leftovers(fresh_name, fresh_name) == []
+    else:
+        assert "16 hosts" in succeed("status", "--name", fresh_name)
+
+
+@needs_cluster
+def test_down_after_mpirun_was_killed(fresh_name, tmp_path):
+    marker = tmp_path / "name"
+    succeed("up", 2, "--name", fresh_name)
+    # `run` becomes mpirun, so its process is the one to kill; the ranks will not go by themselves.
+    process = subprocess.Popen(
+        [CLUSTER, "run", "--name", fresh_name, "--", "sh", "-c", f"trap '' TERM; {STAY}", marker],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(marker)
+    process.kill()
+    process.wait(TIMEOUT_S)
+    succeed("down", "--name", fresh_name)
+    assert leftovers(fresh_name, str(marker)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["up"], "number of hosts ''"),
+        (["up", "0"], "1 to 64"),
+        (["up", "65"], "1 to 64"),
+        (["up", "two"], "number of hosts 'two'"),
+        (["up", "2", "3"], "unexpected '3'"),
+        (["up", "2", "--rate", "fast"], "--rate 'fast'"),
+        (["up", "2", "--rate", "0mbit"], "1mbit to 100gbit"),
+        (["up", "2", "--rate=1.5gbit"], "1mbit to 100gbit"),
+        (["up", "2", "--rate"], "--rate needs a value"),
+        (["up", "2", "--name", "a-b"], "--name 'a-b'"),
+        (["up", "2", "--nmae", "a"], "unknown option '--nmae'; known here: --rate --name"),
+        (["run"], "nothing to run"),
+        (["run", "hostname"], "goes after --"),
+        (["run", "-n", "0", "--", "true"], "-n '0'"),
+        (["run", "--host", "-1", "--", "true"], "--host '-1'"),
+        (["run", "--host", "0", "-n", "2", "--", "true"], "without MPI"),
+        (["fly"], "known: up run with status down"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_arguments_are_named(arguments, complaint):
+    done = cluster(*arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+
+
+@needs_cluster
+def test_hosts_and_clusters_that_are_not_there_are_named(three_hosts):
+    outside = cluster("run", "--name", three_hosts, "--host", 3, "--", "true")
+    assert outside.returncode == 2
+    assert "hosts 0 to 2" in outside.stderr
+    absent = cluster("run", "--name", "absent", "--", "true")
+    assert absent.returncode == 1
+    assert "launch/cluster up N --name absent" in absent.stderr
+
+
+def test_help_shows_examples():
+    assert "launch/cluster with 4 -- python -m mpi4py train.py" in succeed("--help")
+    assert succeed("up", "--help") == succeed("--help")
+
+
+@needs_cluster
+def test_without_root_it_says_so_and_exits_77():
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        copy = shutil.copy(CLUSTER, folder)
+        done = subprocess.run([copy, "up", "2"], cwd="/", user=65534, capture_output=True, text=True)
+    assert done.returncode == 77
+    assert "need root" in done.stderr

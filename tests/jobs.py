@@ -1,0 +1,69 @@
+"""Start MPI jobs in subprocesses, as a user would from a clean shell, and never wait forever for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that ended, or was ended."""
+
+    code: int
+    output: str
+    seconds: float
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """Return the environment without what an outer MPI job or Slurm left in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+    kept["OMP_NUM_THREADS"] = "1"
+    return {**kept, **extra}
+
+
+def mpirun(ranks: int, *command: str) -> list[str]:
+    """Return the command line that starts `ranks` ranks here, whichever MPI this environment holds."""
+    version = subprocess.run(
+        [Path(sys.executable).parent / "mpirun", "--version"],
+        capture_output=True, text=True, env=clean_environment(), check=False,
+    ).stdout  # fmt: skip
+    flags = []
+    if "Open MPI" in version:
+        flags = ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
+        flags += ["--allow-run-as-root"] if os.getuid() == 0 else []
+    return [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), *flags, *command]
+
+
+def run(command: list[str], timeout_s: float = 60, cwd: Path = ROOT, **environ: str) -> Ended:
+    """Run a command in a process group of its own; a job over its time is killed and its code is None."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, env=clean_environment(**environ), cwd=cwd, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"{' '.join(command)} did not end within {timeout_s} s:\n{output}") from None
+    return Ended(process.returncode, output, time.monotonic() - began)
+
+
+def run_ranks(ranks: int, program: str, tmp_path: Path, *python: str, timeout_s: float = 60, **environ: str) -> Ended:
+    """Run a Python program's text on `ranks` ranks; `python -m mpi4py` unless other words are given."""
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(program))
+    words = python or ("-m", "mpi4py")
+    return run(mpirun(ranks, sys.executable, *words, str(script)), timeout_s, **environ)
