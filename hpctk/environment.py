@@ -43,6 +43,17 @@ def gpu_aware(environ: Mapping[str, str] = os.environ) -> bool | None:
     return text == "1"
 
 
+def complaints(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what is wrong with the values of HPCTK_* variables, a sentence each."""
+    found = []
+    for read in (timeout_s, gpu_aware):
+        try:
+            read(environ)
+        except SettingError as error:
+            found.append(str(error))
+    return found
+
+
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the HPCTK_* variables that nothing reads, most likely misspelt."""
     return sorted(name for name in environ if name.startswith("HPCTK_") and name not in VARIABLES)

@@ -35,7 +35,7 @@ def slurm_complaint(environ: Mapping[str, str], size: int, vendor: str) -> str |
     Under mpirun a step with one task per node is normal: those tasks are mpirun's own daemons.
     """
     text = environ.get("SLURM_STEP_NUM_TASKS", "")
-    if not text.isdigit() or int(text) == size:
+    if not text.isdecimal() or int(text) == size:
         return None
     by_mpirun = "OMPI_COMM_WORLD_SIZE" in environ or "HYDI_CONTROL_FD" in environ
     if by_mpirun and environ.get("SLURM_STEP_NUM_NODES") == text:

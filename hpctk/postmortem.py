@@ -57,7 +57,8 @@ def watch(rank: int, size: int) -> None:
     if _who:
         return
     _who = f"rank {rank} of {size} on {socket.gethostname()} (pid {os.getpid()})"
-    faulthandler.register(DUMP_SIGNAL, file=sys.__stderr__, all_threads=True, chain=False)
+    # Straight to file descriptor 2: whoever replaced sys.stderr need not work any more.
+    faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True, chain=False)
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

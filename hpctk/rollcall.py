@@ -208,7 +208,7 @@ class RollCall:
 def _letter(number: int, text: str) -> Any:
     letter = np.zeros(8 + TEXT_BYTES, np.uint8)
     letter[:8] = np.frombuffer(number.to_bytes(8, "little", signed=True), np.uint8)
-    encoded = np.frombuffer(text.encode()[:TEXT_BYTES], np.uint8)
+    encoded = np.frombuffer(text.encode(errors="backslashreplace")[:TEXT_BYTES], np.uint8)
     letter[8 : 8 + len(encoded)] = encoded
     return letter
 

@@ -238,6 +238,6 @@ def _on_free(comm: MPI.Comm, keyval: int, kept: World) -> None:
 
 def _leave_all() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized():
-        for kept in list(_worlds):
+        for kept in _worlds:
             kept.leave()
     _worlds.clear()

@@ -61,7 +61,9 @@ def run(command: list[str], timeout_s: float = 60, cwd: Path = ROOT, **environ: 
     return Ended(process.returncode, output, time.monotonic() - began)
 
 
-def run_ranks(ranks: int, program: str, tmp_path: Path, *python: str, timeout_s: float = 60, **environ: str) -> Ended:
+def run_ranks(
+    ranks: int, program: str, tmp_path: Path, *python: str, timeout_s: float = 60, **environ: str
+) -> Ended:
     """Run a Python program's text on `ranks` ranks; `python -m mpi4py` unless other words are given."""
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(program))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -36,7 +37,10 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         if name == command:
             loaded = importlib.import_module(f"hpctk.cli.{module}")
             sub = commands.add_parser(
-                name, help=summary, description=loaded.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+                name,
+                help=summary,
+                description=loaded.__doc__,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
             )
             loaded.add_arguments(sub)
             sub.set_defaults(run=loaded.run)
@@ -50,14 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = next((word for word in words if word in COMMANDS), None)
     options = build_parser(command).parse_args(words)
+    status = 0
     try:
-        status: int = options.run(options)
+        status = options.run(options)
+        # Here, not at the interpreter's exit, where a closed pipe would be an error message.
+        sys.stdout.flush()
     except HpctkError as error:
         # The traceback would only show hpctk's own inside: the message says what to do.
         print(f"hpctk {command}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # `hpctk ... | head` is not an error; keep Python from complaining when it closes stdout.
-        sys.stderr.close()
-        return 0
+        # `hpctk ... | head` is not an error: what is left to print goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status

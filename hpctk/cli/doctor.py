@@ -3,7 +3,7 @@
 Starts no MPI unless asked, so it works on a login node. The exit status is 1 if hpctk cannot train
 with what is here.
 
-examples:
+Examples:
   hpctk doctor
   hpctk doctor --json > doctor.json
   mpirun -n 2 python -m mpi4py -m hpctk doctor --mpi
@@ -20,7 +20,9 @@ from hpctk import doctor
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--json", action="store_true", help="print the facts and the advice as JSON")
-    parser.add_argument("--mpi", action="store_true", help="start MPI, and say what only a started one can tell")
+    parser.add_argument(
+        "--mpi", action="store_true", help="start MPI, and say what only a started one can tell"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,11 +42,26 @@ def render(facts: doctor.Facts) -> str:
         ("hpctk", f"{facts['hpctk']}, Python {facts['python']}, {facts['system']}"),
         ("packages", packages),
         ("MPI", mpi.get("error") or f"{mpi['library']}, MPI {mpi['standard']}, {started(mpi)}"),
-        ("GPU-aware MPI", f"{'yes' if mpi.get('gpu_aware') else 'no'} ({mpi.get('gpu_aware_because', 'not asked')})"),
-        ("GPUs", torch.get("torch_error") or f"{torch.get('devices', 0)}, torch's CUDA {torch.get('cuda') or 'none'}"),
-        ("launcher", "  ".join(f"{k}={v}" for k, v in facts["launcher"].items()) or "no launcher's variables"),
+        (
+            "GPU-aware MPI",
+            f"{'yes' if mpi.get('gpu_aware') else 'no'} ({mpi.get('gpu_aware_because', 'not asked')})",
+        ),
+        (
+            "GPUs",
+            torch.get("torch_error")
+            or f"{torch.get('devices', 0)}, torch's CUDA {torch.get('cuda') or 'none'}",
+        ),
+        (
+            "launcher",
+            "  ".join(f"{k}={v}" for k, v in facts["launcher"].items()) or "no launcher's variables",
+        ),
         ("Horovod", horovod(facts["horovod"])),
-        ("Slurm", f"{slurm['version']}, srun --mpi: {' '.join(slurm.get('mpi_types', []))}" if slurm["found"] else "no"),
+        (
+            "Slurm",
+            f"{slurm['version']}, srun --mpi: {' '.join(slurm.get('mpi_types', []))}"
+            if slurm["found"]
+            else "no",
+        ),
         ("HDF5", hdf5.get("error") or f"{hdf5['library']}, {'parallel' if hdf5['parallel'] else 'serial'}"),
         ("settings", "  ".join(f"{k}={v}" for k, v in facts["environment"].items()) or "defaults"),
     ]

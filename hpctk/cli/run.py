@@ -3,7 +3,7 @@
 Like `python -m mpi4py SCRIPT`, and a rank that calls sys.exit with an error also names itself and
 shows where it left.
 
-examples:
+Examples:
   mpirun -n 4 python -m hpctk run train.py --epochs 3
   mpirun -n 4 python -m hpctk run -m mypackage.train
 """
@@ -19,18 +19,25 @@ from hpctk import postmortem
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Everything after `run` belongs to the script."""
     parser.usage = "hpctk run [-m MODULE | -c CODE | SCRIPT] [ARGUMENT ...]"
-    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="what to run, and its arguments")
+    # argparse would take the script's own options for ours unless each of these takes all that follows.
+    rest = argparse.REMAINDER
+    parser.add_argument("-m", dest="module", nargs=rest, metavar="MODULE", help="run a module as a script")
+    parser.add_argument("-c", dest="code", nargs=rest, metavar="CODE", help="run a program given as text")
+    parser.add_argument("script", nargs=rest, metavar="SCRIPT", help="what to run, and its arguments")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; abort the MPI job if it fails here."""
     from mpi4py import run as mpi4py_run
 
-    if not options.script:
+    words = list(options.script)
+    for flag, given in (("-m", options.module), ("-c", options.code)):
+        words = [flag, *given, *words] if given else words
+    if not words:
         print("hpctk run: which script? (hpctk run --help)", file=sys.stderr)
         return 2
     try:
-        mpi4py_run.run_command_line(options.script)
+        mpi4py_run.run_command_line(words)
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             postmortem.report_exit(leaving)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 OPERATIONS = ("mean", "sum", "max")
 
 
-def allreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None) -> Any:
+def allreduce(
+    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
+) -> Any:
     """Return the mean, sum or maximum of `tensor` over all ranks, as a new tensor like it.
 
     Collective over the communicator. Not in place.
@@ -70,7 +72,6 @@ def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: st
     """
     nbytes = dtype.itemsize * (tensor.numel() if buffers.is_torch(tensor) else tensor.size)
     chosen = auto.choose(here, "allreduce", nbytes) if schedule == "auto" else schedule
-    # A new buffer for each call under way would be waste; one that is shared would be overwritten.
     by_mpi = chosen == "mpi"
     flat = here.door.enter(tensor, stage=by_mpi)
 
@@ -89,20 +90,9 @@ def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: st
 
 def _start_plan(here: World, flat: Any, dtype: Dtype, op: str, schedule: str, finish: Any) -> Handle:
     plan = build(schedule, "allreduce", here.size, nodes=here.nodes)
-    engine, parts = engine_of(here), elements(flat, dtype, op)
-    run = engine.start(plan, parts, segment_bytes=auto.machine(here).segment_bytes)
-    name = f"{schedule} allreduce of {parts.n} elements"
-
-    def is_done() -> bool:
-        engine.progress()
-        return run.done
-
-    def wait() -> Any:
-        engine.complete(run, name)
-        parts.finish()
-        return finish(flat)
-
-    return Handle(name, is_done, wait)
+    parts = elements(flat, dtype, op)
+    segment_bytes = auto.machine(here).segment_bytes
+    return engine_of(here).handle(plan, parts, lambda: finish(flat), segment_bytes=segment_bytes)
 
 
 def _start_mpi(here: World, flat: Any, dtype: Dtype, op: str, finish: Any) -> Handle:

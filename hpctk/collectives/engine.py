@@ -7,12 +7,14 @@ runs in different orders. They must start them in the same order.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from hpctk import buffers
 from hpctk.collectives.elements import Elements
-from hpctk.collectives.run import Run
+from hpctk.collectives.handle import Handle
+from hpctk.collectives.run import Kept, Run
 from hpctk.schedules.plan import Plan
 from hpctk.stats.recorder import Call, Counter, Recorder
 from hpctk.transport import Transport
@@ -45,7 +47,7 @@ class Engine:
         self._lane = (transport.tag_limit + 1) // LANES
 
     def start(
-        self, plan: Plan, elements: Elements, *, segment_bytes: int = SEGMENT_BYTES, kept: Any = None
+        self, plan: Plan, elements: Elements, *, segment_bytes: int = SEGMENT_BYTES, kept: Kept | None = None
     ) -> Run:
         """Start running `plan` on `elements`, in place. Collective over the transport's ranks."""
         while len(self._running) >= LANES:
@@ -62,12 +64,35 @@ class Engine:
         self._retire()
         return run
 
-    def run(self, plan: Plan, elements: Elements, *, segment_bytes: int = SEGMENT_BYTES, kept: Any = None) -> Run:
+    def run(
+        self, plan: Plan, elements: Elements, *, segment_bytes: int = SEGMENT_BYTES, kept: Kept | None = None
+    ) -> Run:
         """Run `plan` to its end. Collective over the transport's ranks."""
         run = self.start(plan, elements, segment_bytes=segment_bytes, kept=kept)
         self.complete(run, f"{plan.name} {plan.kind} of {elements.n} elements")
         elements.finish()
         return run
+
+    def handle(
+        self, plan: Plan, elements: Elements, finish: Callable[[], Any], *, segment_bytes: int = SEGMENT_BYTES
+    ) -> Handle:
+        """Start running `plan`; waiting for the handle runs it to its end and returns what `finish` does.
+
+        Collective over the transport's ranks.
+        """
+        run = self.start(plan, elements, segment_bytes=segment_bytes)
+        name = f"{plan.name} {plan.kind} of {elements.n} elements"
+
+        def is_done() -> bool:
+            self.progress()
+            return run.done
+
+        def wait() -> Any:
+            self.complete(run, name)
+            elements.finish()
+            return finish()
+
+        return Handle(name, is_done, wait)
 
     def progress(self) -> bool:
         """Let all runs make progress; return whether any did."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from hpctk.collectives.elements import Elements
 from hpctk.schedules.plan import Action, Plan, bounds
@@ -31,6 +31,16 @@ ACTIONS = {Action.COMBINE: COMBINE, Action.STORE: STORE, Action.KEEP: KEEP}
 WINDOW = 1024
 #: Segments of scratch memory for parts that arrive before they may be combined.
 SCRATCH = 128
+
+
+class Kept(Protocol):
+    """Where parts go that a plan keeps apart, one part per sender."""
+
+    def room(self, peer: int, lo: int, hi: int) -> Any:
+        """Return the memory, as bytes, for the sender's elements lo .. hi-1."""
+
+    def arrived(self, peer: int, lo: int, hi: int) -> None:
+        """Learn that they are there: a chance to work while others are under way."""
 
 
 class Segment:
@@ -57,14 +67,21 @@ class Run:
         The longest message.
     tags : range
         Tags of its own.
-    kept : mapping of int to array, optional
-        For plans that keep parts apart: the bytes to receive each sender's part in, whole blocks.
+    kept : Kept, optional
+        For plans that keep parts apart: where each sender's part goes.
     """
 
     def __init__(
-        self, transport: Transport, plan: Plan, elements: Elements, segment_bytes: int, tags: range, kept: Any = None
+        self,
+        transport: Transport,
+        plan: Plan,
+        elements: Elements,
+        segment_bytes: int,
+        tags: range,
+        kept: Kept | None = None,
     ) -> None:
-        self._transport, self._plan, self._elements, self._kept = transport, plan, elements, kept
+        self._transport, self._plan, self._elements = transport, plan, elements
+        self._kept: Any = kept
         self._grid = max(1, segment_bytes // elements.itemsize)
         self._tags = tags
         self._numbers: dict[tuple[int, int], int] = defaultdict(int)
@@ -158,7 +175,7 @@ class Run:
             if data is None:
                 return
         else:
-            data = self._kept_part(segment)
+            data = self._kept.room(segment.peer, segment.lo, segment.hi)
         self.received_bytes += len(data)
         self._fly(segment, self._transport.irecv(data, segment.peer, segment.tag))
 
@@ -171,7 +188,11 @@ class Run:
         for other in self._cells[segment.cell]:
             if other is segment:
                 return False
-            if other.lo < segment.hi and segment.lo < other.hi and (other.kind != SEND or segment.kind != SEND):
+            if (
+                other.lo < segment.hi
+                and segment.lo < other.hi
+                and (other.kind != SEND or segment.kind != SEND)
+            ):
                 return True
         return False
 
@@ -190,15 +211,11 @@ class Run:
         segment.scratch = self._free.pop()
         return segment.scratch[: (segment.hi - segment.lo) * self._elements.itemsize]
 
-    def _kept_part(self, segment: Segment) -> Any:
-        size = self._elements.itemsize
-        start, _ = bounds(self._elements.n, self._plan.blocks, self._plan.owned(self._transport.rank))
-        return self._kept[segment.peer][(segment.lo - start) * size : (segment.hi - start) * size]
-
     def _arrive(self, segment: Segment) -> None:
         segment.arrived = True
         if segment.kind == KEEP:
             self._unfinished -= 1
+            self._kept.arrived(segment.peer, segment.lo, segment.hi)
         elif segment.kind == COMBINE:
             self._settle(segment.cell)
         else:

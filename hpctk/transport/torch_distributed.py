@@ -27,6 +27,7 @@ class TorchTransport:
     def __init__(self, group: Any = None) -> None:
         self._group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._operation = "a message"
         self._timeout = timedelta(seconds=environment.timeout_s())
 
     def isend(self, data: Any, peer: int, tag: int) -> Any:
@@ -52,13 +53,14 @@ class TorchTransport:
             work.wait(self._timeout)
         except RuntimeError as error:
             raise PeerError(
-                f"rank {self.rank} of {self.size}, message with rank {peer}: {error}. "
+                f"rank {self.rank} of {self.size} in {self._operation}, message with rank {peer}: {error}. "
                 "HPCTK_TIMEOUT_S sets how long to wait."
             ) from error
         return [0]
 
     def vigil(self, operation: str) -> Untiring:
         """Return what to do while nothing is complete: `complete` has waited already."""
+        self._operation = operation
         return Untiring()
 
 

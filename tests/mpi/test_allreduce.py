@@ -86,7 +86,9 @@ def test_complex(world, schedule, dtype):
     mine = torch.complex(*(torch.from_numpy(values_of(world.rank, 501, seed)) for seed in (1, 2))).to(dtype)
     wanted = (all_values(world, 501, 1) + 1j * all_values(world, 501, 2)).mean(0)
     for given, expected in ((mine, wanted), (mine.conj(), wanted.conj())):
-        np.testing.assert_allclose(allreduce(given, schedule=schedule).resolve_conj().numpy(), expected, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            allreduce(given, schedule=schedule).resolve_conj().numpy(), expected, rtol=2e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("schedule", ["mpi", "ring"])
@@ -149,7 +151,11 @@ def test_refused_with_a_clear_message(world, tensor, op, words):
 
 @pytest.mark.parametrize(
     ("odd", "words"),
-    [(torch.ones(6), r"\(5,\).*\(6,\)"), (torch.ones(5).double(), "float32.*float64"), (torch.ones(5, 1), "shape")],
+    [
+        (torch.ones(6), r"\(5,\).*\(6,\)"),
+        (torch.ones(5).double(), "float32.*float64"),
+        (torch.ones(5, 1), "shape"),
+    ],
 )
 def test_ranks_that_disagree(world, odd, words):
     if world.size < 2:

@@ -1,0 +1,51 @@
+"""A progress bar for one rank: one line that is rewritten on a terminal, a few lines in a log."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TextIO
+
+#: Seconds between two rewritings, and between two lines in a log.
+TERMINAL_S, LOG_S = 0.1, 10.0
+
+
+class Progress:
+    """Shows how far a piece of work is.
+
+    Parameters
+    ----------
+    title : str
+    stream : TextIO, optional
+        Standard error where not given, so that results on standard output stay clean.
+    """
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._title = title
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty()
+        self._began = self._shown = 0.0
+
+    def step(self, done: int, total: int, remark: str = "") -> None:
+        """Say that `done` steps of `total` are over."""
+        now = time.monotonic()
+        # The clock starts with the first step: what was loaded before it says nothing about the rest.
+        self._began = self._began or now
+        last = done >= total
+        if not last and now - self._shown < (TERMINAL_S if self._terminal else LOG_S):
+            return
+        self._shown = now
+        line = self._line(done, total, remark, now - self._began)
+        if self._terminal:
+            width = shutil.get_terminal_size().columns - 1
+            self._stream.write(f"\r{line[:width]:<{width}}" + ("\n" if last else ""))
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def _line(self, done: int, total: int, remark: str, seconds: float) -> str:
+        share = done / total if total else 1.0
+        bar = "#" * round(24 * share)
+        left = f", {seconds / share - seconds:.0f} s left" if 0 < share < 1 and seconds > 1 else ""
+        return f"{self._title} [{bar:<24}] {done}/{total} {seconds:.0f} s{left}  {remark}"

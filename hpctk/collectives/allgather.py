@@ -1,0 +1,66 @@
+"""All-gather: every rank gets every rank's tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctk import buffers
+from hpctk.collectives import auto
+from hpctk.collectives.elements import InPlace
+from hpctk.collectives.engine import engine_of
+from hpctk.collectives.handle import Handle
+from hpctk.schedules import build
+from hpctk.world import World, world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def allgather(tensor: Any, *, schedule: str = "auto", comm: MPI.Intracomm | None = None) -> Any:
+    """Return the tensors of all ranks, stacked in rank order along a new first dimension.
+
+    Collective over the communicator. Not in place. Any dtype that hpctk moves, bool too.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor or numpy.ndarray
+        The same shape and dtype on every rank.
+    schedule : str
+        "ring", "rotation" or "auto".
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    """
+    return iallgather(tensor, schedule=schedule, comm=comm).wait()
+
+
+def iallgather(tensor: Any, *, schedule: str = "auto", comm: MPI.Intracomm | None = None) -> Handle:
+    """Start an all-gather and return its Handle. Collective over the communicator."""
+    here = world(comm)
+    here.agree("allgather", [*buffers.describe(tensor), ("schedule", schedule)])
+    tensor = buffers.native(tensor)
+    dtype = buffers.dtype_of(tensor)
+    everyone = _stack(here, tensor)
+    flat = here.door.enter(everyone)
+    chosen = auto.choose(here, "allgather", len(flat) * dtype.itemsize) if schedule == "auto" else schedule
+    plan = build(chosen, "allgather", here.size)
+
+    def finish() -> Any:
+        here.door.leave(everyone, flat)
+        return everyone
+
+    segment_bytes = auto.machine(here).segment_bytes
+    return engine_of(here).handle(plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes)
+
+
+def _stack(here: World, tensor: Any) -> Any:
+    """Return room for all ranks' tensors, with this rank's in its place."""
+    shape = (here.size, *tensor.shape)
+    if not buffers.is_torch(tensor):
+        everyone = np.empty(shape, tensor.dtype)
+        everyone[here.rank] = tensor
+        return everyone
+    room = tensor.detach().new_empty(shape)
+    room[here.rank] = tensor.detach()
+    return room

@@ -1,0 +1,60 @@
+"""Broadcast: every rank gets the root's tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpctk import buffers
+from hpctk.collectives import auto
+from hpctk.collectives.elements import InPlace
+from hpctk.collectives.engine import engine_of
+from hpctk.collectives.handle import Handle
+from hpctk.errors import SettingError
+from hpctk.schedules import build
+from hpctk.world import world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def broadcast(
+    tensor: Any, *, root: int = 0, schedule: str = "auto", comm: MPI.Intracomm | None = None
+) -> Any:
+    """Return the root's tensor on every rank, as a new tensor.
+
+    Collective over the communicator. Not in place. Any dtype that hpctk moves, bool too.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor or numpy.ndarray
+        The same shape and dtype on every rank; only the root's values matter.
+    root : int
+    schedule : str
+        "binomial" or "auto".
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    """
+    return ibroadcast(tensor, root=root, schedule=schedule, comm=comm).wait()
+
+
+def ibroadcast(
+    tensor: Any, *, root: int = 0, schedule: str = "auto", comm: MPI.Intracomm | None = None
+) -> Handle:
+    """Start a broadcast and return its Handle. Collective over the communicator."""
+    here = world(comm)
+    here.agree("broadcast", [*buffers.describe(tensor), ("root", root), ("schedule", schedule)])
+    if not 0 <= root < here.size:
+        raise SettingError(f"root={root}: allowed are 0 to {here.size - 1}")
+    tensor = buffers.native(tensor)
+    dtype = buffers.dtype_of(tensor)
+    result = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
+    flat = here.door.enter(result)
+    chosen = auto.choose(here, "broadcast", len(flat) * dtype.itemsize) if schedule == "auto" else schedule
+    plan = build(chosen, "broadcast", here.size, root=root)
+
+    def finish() -> Any:
+        here.door.leave(result, flat)
+        return result
+
+    segment_bytes = auto.machine(here).segment_bytes
+    return engine_of(here).handle(plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes)

@@ -1,0 +1,207 @@
+"""One-pass AdaCons: the consensus-weighted sum of gradients for the volume of one all-reduce.
+
+The authors all-reduce the gradients to know their sum, then all-reduce the weighted gradients. The
+same result costs one pass:
+
+1. reduce-scatter by rotation, but keep the parts: rank s gets g_j[s], its shard of every gradient;
+2. rank s forms <g_j[s], S[s]> and ||g_j[s]||^2 for all j; 2N numbers (for each group) are summed;
+3. every rank knows all weights, and rank s forms sum_j w_j g_j[s];
+4. all-gather the shards.
+
+2(N-1)/N of the gradient is sent and received, as in a ring all-reduce, and 2N numbers. Extra memory:
+the parts and the result, at most 2 copies of the gradient. Inner products are summed in float64.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctk.buffers import DTYPES
+from hpctk.collectives import auto, consensus_weights
+from hpctk.collectives.consensus_weights import ConsensusState
+from hpctk.collectives.elements import InPlace
+from hpctk.collectives.engine import Engine, engine_of
+from hpctk.collectives.fuse import describe, fuse, unfuse
+from hpctk.schedules import bounds, recursive_doubling, rotation
+from hpctk.world import World, world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Elements in one piece of the inner products: their float64 copies stay in the cache.
+PIECE = 8192
+
+
+def consensus(
+    tensors: Sequence[Any],
+    state: ConsensusState,
+    *,
+    momentum: float = 0.99,
+    scale: str = "mean_norm",
+    layerwise: bool = False,
+    comm: MPI.Intracomm | None = None,
+) -> list[Any]:
+    """Return the AdaCons aggregate of all ranks' tensors, as new tensors.
+
+    Collective over the communicator. Not in place; `state` is updated, alike on every rank.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        float32 or float64, the same shapes on every rank.
+    state : ConsensusState
+        What earlier calls left; `consensus_weights.new_state()` at first.
+    momentum, scale, layerwise
+        As in AdaCons: beta, the scale of the result, and whether every tensor gets weights of its own.
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    """
+    here = world(comm)
+    settings = [("momentum", momentum), ("scale", scale), ("layerwise", layerwise)]
+    here.agree("consensus", [*settings, *describe(tensors)])
+    consensus_weights.check(momentum, scale)
+    flat, edges = fuse(tensors)
+    groups = edges if layerwise else [0, len(flat)]
+    host = here.door.enter(flat, stage=True)
+    aggregate_in_place(here, host.numpy(), groups, state, momentum, scale)
+    here.door.leave(flat, host)
+    return unfuse(flat, edges, tensors)
+
+
+def aggregate_in_place(
+    here: World, flat: Any, groups: Sequence[int], state: ConsensusState, momentum: float, scale: str
+) -> None:
+    """Replace a flat array by its consensus aggregate over all ranks.
+
+    Collective over the communicator. In place. `groups` are the bounds of the groups of elements
+    that share weights.
+    """
+    engine, segment_bytes = engine_of(here), auto.machine(here).segment_bytes
+    scatter = rotation.reduce_scatter(here.size, keep=True)
+    shard = Shard(flat, here.rank, here.size, groups)
+    engine.run(scatter, InPlace(flat, flat.itemsize), segment_bytes=segment_bytes, kept=shard)
+    inner, squared = _sum_over_ranks(engine, here, shard.products())
+    shard.weights = [
+        consensus_weights.weights(inner[g], squared[g], state, g, momentum=momentum, scale=scale)
+        for g in range(len(groups) - 1)
+    ]
+    engine.run(rotation.allgather(here.size), WeightedShard(flat, shard), segment_bytes=segment_bytes)
+
+
+class Shard:
+    """All workers' parts of the elements that this rank aggregates.
+
+    Inner products are formed for each piece as soon as all parts of it are there, while the rest is
+    still under way; they are added up in the order of the elements, whatever order they came in.
+    """
+
+    def __init__(self, flat: Any, rank: int, size: int, groups: Sequence[int]) -> None:
+        self.lo, self.hi = bounds(len(flat), size, range(rank, rank + 1))
+        self.parts = np.empty((size, self.hi - self.lo), flat.dtype)
+        self.parts[rank] = flat[self.lo : self.hi]
+        self.weights: list[Any] = []
+        self._groups = groups
+        self._waiting: dict[int, int] = {}
+        self._pieces: dict[int, Any] = {}
+        if size == 1:
+            self.arrived(rank, self.lo, self.hi)
+
+    def room(self, peer: int, lo: int, hi: int) -> Any:
+        """Return the memory for the peer's elements lo .. hi-1."""
+        return self.parts[peer, lo - self.lo : hi - self.lo].view(np.uint8)
+
+    def arrived(self, peer: int, lo: int, hi: int) -> None:
+        """Form the inner products of elements lo .. hi-1 once all parts of them are there."""
+        self._waiting[lo] = self._waiting.get(lo, len(self.parts) - 1) - 1
+        if self._waiting[lo] <= 0:
+            self._pieces[lo] = partial_products(
+                self.parts[:, lo - self.lo : hi - self.lo], self.pieces(lo, hi)
+            )
+
+    def pieces(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
+        """Return (group, start, stop) for the groups that elements lo .. hi-1 belong to, counted from lo."""
+        return shard_groups(self._groups, lo, hi)
+
+    def products(self) -> Any:
+        """Return <g_j, S> and ||g_j||^2 over this shard: an array of 2 x groups x ranks."""
+        total = np.zeros((2, len(self._groups) - 1, len(self.parts)))
+        for lo in sorted(self._pieces):
+            for g, inner, squared in self._pieces[lo]:
+                total[0, g] += inner
+                total[1, g] += squared
+        return total
+
+    def aggregate(self, lo: int, hi: int, out: Any) -> None:
+        """Write the weighted sum of elements lo .. hi-1 into `out`."""
+        parts = self.parts[:, lo - self.lo : hi - self.lo]
+        for g, start, stop in self.pieces(lo, hi):
+            weighted_sum(parts[:, start:stop], self.weights[g], out[start:stop])
+
+
+class WeightedShard(InPlace):
+    """Elements of which this rank's own are formed when they are first sent, while others are under way."""
+
+    def __init__(self, flat: Any, shard: Shard) -> None:
+        super().__init__(flat, flat.itemsize)
+        self._flat, self._shard = flat, shard
+        self._formed: set[int] = set()
+        if len(shard.parts) == 1:
+            shard.aggregate(shard.lo, shard.hi, flat)
+
+    def outgoing(self, lo: int, hi: int) -> Any:
+        """Return the aggregate of elements lo .. hi-1, which are always this rank's own."""
+        if lo not in self._formed:
+            self._formed.add(lo)
+            self._shard.aggregate(lo, hi, self._flat[lo:hi])
+        return super().outgoing(lo, hi)
+
+    def incoming(self, lo: int, hi: int) -> Any:
+        """Return the elements' own memory."""
+        return super().outgoing(lo, hi)
+
+
+def shard_groups(groups: Sequence[int], lo: int, hi: int) -> list[tuple[int, int, int]]:
+    """Return (group, start, stop) for each group that reaches into elements lo .. hi-1, counted from lo."""
+    found = []
+    g = bisect_right(groups, lo) - 1
+    while g < len(groups) - 1 and groups[g] < hi:
+        start, stop = max(groups[g], lo), min(groups[g + 1], hi)
+        if start < stop:
+            found.append((g, start - lo, stop - lo))
+        g += 1
+    return found
+
+
+def partial_products(parts: Any, pieces: Sequence[tuple[int, int, int]]) -> list[tuple[int, Any, Any]]:
+    """Return (group, <g_j, S>, ||g_j||^2) of each piece, for all ranks j, summed in float64."""
+    found = []
+    for g, start, stop in pieces:
+        inner, squared = np.zeros(len(parts)), np.zeros(len(parts))
+        for lo in range(start, stop, PIECE):
+            piece = parts[:, lo : min(lo + PIECE, stop)].astype(np.float64)
+            inner += piece @ piece.sum(0)
+            squared += np.einsum("ij,ij->i", piece, piece)
+        found.append((g, inner, squared))
+    return found
+
+
+def _sum_over_ranks(engine: Engine, here: World, products: Any) -> Any:
+    # By our own plan, not by MPI: all ranks must come to the same bits.
+    flat = products.reshape(-1)
+    double = DTYPES["float64"]
+    engine.run(recursive_doubling.allreduce(here.size), InPlace(flat, double.itemsize, double.unit))
+    return products
+
+
+def weighted_sum(parts: Any, factors: Any, out: Any) -> None:
+    """Write sum_j factors[j] * parts[j] into `out`, in the parts' dtype, piece by piece."""
+    for lo in range(0, parts.shape[1], PIECE):
+        piece = slice(lo, lo + PIECE)
+        total = parts[0, piece] * parts.dtype.type(factors[0])
+        for part, factor in zip(parts[1:], factors[1:], strict=True):
+            total += part[piece] * parts.dtype.type(factor)
+        out[piece] = total

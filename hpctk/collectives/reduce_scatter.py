@@ -1,0 +1,69 @@
+"""Reduce-scatter: every rank gets one shard of the reduction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hpctk import buffers
+from hpctk.collectives import auto
+from hpctk.collectives.allreduce import OPERATIONS
+from hpctk.collectives.elements import elements
+from hpctk.collectives.engine import engine_of
+from hpctk.collectives.handle import Handle
+from hpctk.errors import SettingError
+from hpctk.schedules import bounds, build
+from hpctk.world import world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def reduce_scatter(
+    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
+) -> Any:
+    """Return this rank's shard of the mean, sum or maximum over all ranks, as a new 1-D tensor.
+
+    Collective over the communicator. Not in place. Of n elements in C order rank r of P gets those
+    from r*n//P up to (r+1)*n//P.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor or numpy.ndarray
+        The same shape and dtype on every rank.
+    op : {"mean", "sum", "max"}
+    schedule : str
+        "ring", "rotation" or "auto".
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    """
+    return ireduce_scatter(tensor, op=op, schedule=schedule, comm=comm).wait()
+
+
+def ireduce_scatter(
+    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
+) -> Handle:
+    """Start a reduce-scatter and return its Handle. Collective over the communicator."""
+    here = world(comm)
+    here.agree("reduce_scatter", [*buffers.describe(tensor), ("op", op), ("schedule", schedule)])
+    tensor = buffers.native(tensor)
+    if op not in OPERATIONS:
+        raise SettingError(f"op={op!r}: known are {', '.join(OPERATIONS)}")
+    dtype = buffers.summable(buffers.dtype_of(tensor), op)
+    # The engine works in place: on a copy, of which only the shard is kept.
+    work = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
+    flat = here.door.enter(work)
+    chosen = (
+        auto.choose(here, "reduce_scatter", len(flat) * dtype.itemsize) if schedule == "auto" else schedule
+    )
+    plan = build(chosen, "reduce_scatter", here.size)
+    lo, hi = bounds(len(flat), plan.blocks, plan.owned(here.rank))
+
+    def finish() -> Any:
+        if op == "mean":
+            flat[lo:hi] /= here.size
+        here.door.leave(work, flat)
+        shard = buffers.flatten(work)[lo:hi]
+        return shard.clone() if buffers.is_torch(shard) else shard.copy()
+
+    segment_bytes = auto.machine(here).segment_bytes
+    return engine_of(here).handle(plan, elements(flat, dtype, op), finish, segment_bytes=segment_bytes)

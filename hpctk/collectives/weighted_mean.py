@@ -1,0 +1,91 @@
+"""The weighted mean of all ranks' tensors, for GRAWA: a gather of the weights, then one all-reduce.
+
+Every rank scales its tensors by its share of the weights; the sum over the ranks is the mean. Extra
+memory: one copy of the tensors, the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctk.buffers import DTYPES
+from hpctk.collectives import auto
+from hpctk.collectives.allreduce import start_in_place
+from hpctk.collectives.elements import InPlace
+from hpctk.collectives.engine import engine_of
+from hpctk.collectives.fuse import describe, fuse, unfuse
+from hpctk.errors import SettingError
+from hpctk.schedules import rotation
+from hpctk.world import World, world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+def weighted_mean(
+    tensors: Sequence[Any],
+    weight: float | Sequence[float],
+    *,
+    schedule: str = "auto",
+    comm: MPI.Intracomm | None = None,
+) -> list[Any]:
+    """Return sum_m w_m x_m / sum_m w_m over the ranks m, as new tensors.
+
+    Collective over the communicator. Not in place. A rank of weight 0 contributes nothing, not even
+    its NaNs. Where all weights are 0 the plain mean is returned.
+
+    Parameters
+    ----------
+    tensors : sequence of torch.Tensor
+        float32 or float64, the same shapes on every rank.
+    weight : float or sequence of float
+        This rank's weight for the whole model, or one for each tensor; finite, not negative.
+    schedule : str
+        Of the all-reduce.
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    """
+    here = world(comm)
+    mine = np.atleast_1d(np.asarray(weight, np.float64))
+    here.agree("weighted_mean", [("weights", mine.size), ("schedule", schedule), *describe(tensors)])
+    if mine.size not in (1, len(tensors)):
+        raise SettingError(
+            f"weight has {mine.size} numbers: give one, or one for each of {len(tensors)} tensors"
+        )
+    shares = _shares(gather_weights(here, mine))[here.rank]
+    flat, edges = fuse(tensors)
+    factors = np.broadcast_to(shares, len(tensors))
+    for lo, hi, factor in zip(edges[:-1], edges[1:], factors, strict=True):
+        part = flat[lo:hi]
+        if factor == 0:
+            part.zero_()
+        else:
+            part *= float(factor)
+    dtype = DTYPES[str(flat.dtype).removeprefix("torch.")]
+    start_in_place(here, flat, dtype, "sum", schedule).wait()
+    return unfuse(flat, edges, tensors)
+
+
+def gather_weights(here: World, mine: Any) -> Any:
+    """Return all ranks' weights, one row each. Collective over the communicator."""
+    everyone = np.empty((here.size, mine.size))
+    everyone[here.rank] = mine
+    segment_bytes = auto.machine(here).segment_bytes
+    plan = rotation.allgather(here.size)
+    engine_of(here).run(plan, InPlace(everyone.reshape(-1), 8), segment_bytes=segment_bytes)
+    return everyone
+
+
+def _shares(everyone: Any) -> Any:
+    bad = ~np.isfinite(everyone) | (everyone < 0)
+    if bad.any():
+        rank = int(np.argwhere(bad)[0][0])
+        raise SettingError(
+            f"rank {rank} gave a weight that is negative or not finite: {everyone[rank].tolist()}"
+        )
+    totals = everyone.sum(0)
+    uniform = np.full_like(everyone, 1 / len(everyone))
+    return np.where(totals > 0, everyone / np.where(totals > 0, totals, 1), uniform)

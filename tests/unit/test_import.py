@@ -1,0 +1,78 @@
+"""`import hpctk` and the command's help stay light: nothing heavy is imported and no MPI starts."""
+
+import subprocess
+import sys
+
+import pytest
+from jobs import clean_environment
+
+HEAVY = ("torch", "h5py", "horovod", "numba", "matplotlib", "mpi4py.MPI")
+
+#: Raises what no `except ImportError` catches: even trying to import one of them is a failure.
+BLOCKER = f"""
+import runpy, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if any(name == heavy or name.startswith(heavy + ".") for heavy in {HEAVY}):
+            raise RuntimeError(name + " must not be imported here")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+INSPECTION = f"""
+loaded = [name for name in {HEAVY} if name in sys.modules]
+assert not loaded, loaded
+assert "libmpi" not in open("/proc/self/maps").read(), "an MPI library is loaded"
+print("light")
+"""
+
+
+def python(program, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        timeout=60,
+    )
+
+
+def test_import_is_light():
+    done = python(BLOCKER + "import hpctk\nassert hpctk.__version__\ndir(hpctk)\n" + INSPECTION)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "light\n"
+
+
+@pytest.mark.parametrize(("option", "shown"), [("--help", "usage: hpctk"), ("--version", "hpctk 0.")])
+def test_command_line_is_light(option, shown):
+    program = f"""
+try:
+    runpy.run_module("hpctk", run_name="__main__", alter_sys=True)
+except SystemExit as leaving:
+    assert leaving.code == 0, leaving.code
+{INSPECTION}"""
+    done = python(BLOCKER + program, option)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(shown)
+    assert done.stdout.endswith("light\n")
+
+
+def test_public_names_are_where_they_are_said_to_be():
+    done = python(
+        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "import hpctk\n"
+        "for name in hpctk.__all__: getattr(hpctk, name)\n"
+        "assert not hasattr(hpctk, 'no_such_name')\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_an_mpi_library_to_find_in_the_maps():
+    # Else the inspection above would pass for the wrong reason.
+    done = python(
+        "import mpi4py; mpi4py.rc.initialize = False\n"
+        "from mpi4py import MPI\n"
+        "assert 'libmpi' in open('/proc/self/maps').read()\n"
+    )
+    assert done.returncode == 0, done.stderr
