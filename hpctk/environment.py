@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpctk.errors import SettingError
 
@@ -12,7 +13,11 @@ from hpctk.errors import SettingError
 VARIABLES = {
     "HPCTK_TIMEOUT_S": "seconds a rank waits for its peers before it gives up [600]",
     "HPCTK_GPU_AWARE": "1: MPI takes device memory, 0: stage through the host [asked from MPI]",
+    "HPCTK_CALIBRATION": "the file `hpctk calibrate` writes, for schedule='auto' [~/.config/hpctk/calibration.json]",
     "HPCTK_VENV": "the virtual environment of the scripts in launch/ [.venv]",
+    "HPCTK_CLUSTER_HOSTS": "set by launch/cluster: how many emulated hosts there are",
+    "HPCTK_CLUSTER_RATE": "set by launch/cluster: the rate of their links",
+    "HPCTK_CLUSTER_HEAD": "set by launch/cluster: the address of the first host",
     "HPCTK_CACHE": "where launch/setup keeps built Horovod wheels [~/.cache/hpctk]",
 }
 
@@ -52,6 +57,15 @@ def complaints(environ: Mapping[str, str] = os.environ) -> list[str]:
         except SettingError as error:
             found.append(str(error))
     return found
+
+
+def calibration_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where the calibration is kept."""
+    given = environ.get("HPCTK_CALIBRATION", "")
+    if given:
+        return Path(given)
+    config = environ.get("XDG_CONFIG_HOME", "") or os.path.expanduser("~/.config")
+    return Path(config) / "hpctk" / "calibration.json"
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:

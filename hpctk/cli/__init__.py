@@ -18,6 +18,8 @@ from hpctk.errors import HpctkError
 COMMANDS = {
     "doctor": ("doctor", "say what this installation has, what it lacks and how to get it"),
     "run": ("run", "run a script as a rank, like python -m mpi4py, and say where a rank left"),
+    "calibrate": ("calibrate", "measure these ranks, so that schedule='auto' knows what is best here"),
+    "schedule": ("schedule", "list, draw and price the collective schedules"),
     "train": ("train", "run a bundled training job on this communicator's ranks"),
 }
 

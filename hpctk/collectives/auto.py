@@ -1,26 +1,45 @@
-"""Which schedule is best here: the machine's figures, the same on every rank, and the choice."""
+"""Which schedule is best here: the calibration of these ranks, the same on every one, and the choice.
+
+The file is read by rank 0 at the first use and given to the others: ranks that chose differently
+would wait for each other forever.
+"""
 
 from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from hpctk.schedules.cost import best
+from hpctk import environment
+from hpctk.collectives.calibration import Calibration, read
 from hpctk.schedules.machine import Machine
 from hpctk.world import World
 
-#: Without a calibration: below this many bytes MPI's own all-reduce is hard to beat from Python.
-MPI_BELOW_BYTES = 16384
+_calibrations: WeakKeyDictionary[World, Calibration] = WeakKeyDictionary()
+_choices: WeakKeyDictionary[World, dict[tuple[str, int], str]] = WeakKeyDictionary()
 
-_machines: WeakKeyDictionary[World, Machine] = WeakKeyDictionary()
+
+def calibration(here: World) -> Calibration:
+    """Return the calibration in use. Collective over the communicator at the first call."""
+    if here not in _calibrations:
+        text = here.run_on_root("reading the calibration", lambda: read(environment.calibration_file()))
+        use(here, Calibration.from_json(text) if text else Calibration())
+    return _calibrations[here]
+
+
+def use(here: World, new: Calibration) -> None:
+    """Use another calibration from now on; every rank must be given the same."""
+    _calibrations[here] = new
+    _choices[here] = {}
 
 
 def machine(here: World) -> Machine:
-    if here not in _machines:
-        _machines[here] = Machine()
-    return _machines[here]
+    """Return the machine's figures in use. Collective over the communicator at the first call."""
+    return calibration(here).machine
 
 
 def choose(here: World, kind: str, nbytes: int) -> str:
-    if kind == "allreduce" and nbytes < MPI_BELOW_BYTES:
-        return "mpi"
-    return best(kind, here.size, nbytes, machine(here), here.nodes)[0]
+    """Return the schedule for a collective of `nbytes` bytes. Collective over the communicator at the first call."""
+    known = calibration(here)
+    choices = _choices[here]
+    if (kind, nbytes) not in choices:
+        choices[kind, nbytes] = known.best(kind, here.size, nbytes, here.nodes)
+    return choices[kind, nbytes]

@@ -1,0 +1,192 @@
+"""All contenders at an all-reduce in one run, interleaved: medians, and how far from the network's limit.
+
+Start it with `./launch/bench allreduce`; it runs as an MPI job on the emulated cluster or in shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+from hpctk.buffers import DTYPES
+from hpctk.cli.table import bytes_text, seconds_text, table
+from hpctk.collectives import auto
+from hpctk.collectives.allreduce import start_in_place
+from hpctk.collectives.calibrate import calibrate
+from hpctk.collectives.calibration import site
+from hpctk.collectives.consensus import aggregate_in_place
+from hpctk.collectives.consensus_weights import new_state
+from hpctk.schedules import build
+from hpctk.schedules.cost import price
+from hpctk.schedules.registry import names
+from hpctk.world import world
+
+FLOAT32 = DTYPES["float32"]
+#: launch/bench tells Open MPI to take its segmented ring for messages from this many bytes more than asked.
+RING_MORE_BYTES = 4096
+
+
+def bits_per_second(rate: str) -> float | None:
+    for unit, factor in (("gbit", 1e9), ("mbit", 1e6)):
+        if rate.endswith(unit):
+            return float(rate.removesuffix(unit)) * factor
+    return None
+
+
+def start_gloo(here):
+    """Join a gloo process group over the job's own network. Collective."""
+    head = os.environ.get("HPCTK_CLUSTER_HEAD", "127.0.0.1")
+    port = here.run_on_root("choosing a port", free_port)
+    dist.init_process_group("gloo", init_method=f"tcp://{head}:{port}", rank=here.rank, world_size=here.size)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def two_pass(here, data):
+    """AdaCons as its authors do it, over hpctk's best all-reduce: gradients, then weighted gradients."""
+    total = torch.from_numpy(data.copy())
+    start_in_place(here, total, FLOAT32, "sum", "auto").wait()
+    mine = np.array([np.dot(data, total.numpy()), np.dot(data, data)], np.float64)
+    everyone = np.empty((here.size, 2))
+    here.data.Allgather([mine, MPI.DOUBLE], [everyone, MPI.DOUBLE])
+    weights = everyone[:, 0] / np.sqrt(everyone[:, 1])
+    scaled = torch.from_numpy(data * np.float32(weights[here.rank] / weights.sum()))
+    start_in_place(here, scaled, FLOAT32, "sum", "auto").wait()
+
+
+def two_pass_mpi(here, data):
+    """The same over MPI's own all-reduce."""
+    total = data.copy()
+    here.data.Allreduce(MPI.IN_PLACE, [total, MPI.FLOAT])
+    mine = np.array([np.dot(data, total), np.dot(data, data)], np.float64)
+    everyone = np.empty((here.size, 2))
+    here.data.Allgather([mine, MPI.DOUBLE], [everyone, MPI.DOUBLE])
+    weights = everyone[:, 0] / np.sqrt(everyone[:, 1])
+    scaled = data * np.float32(weights[here.rank] / weights.sum())
+    here.data.Allreduce(MPI.IN_PLACE, [scaled, MPI.FLOAT])
+
+
+def contenders(here, nbytes):
+    data = np.random.default_rng(here.rank).standard_normal(nbytes // 4).astype(np.float32) + 1
+    longer = np.zeros((nbytes + RING_MORE_BYTES) // 4, np.float32)
+    tensor = torch.from_numpy(data)
+
+    def ours(schedule):
+        return lambda: start_in_place(here, tensor, FLOAT32, "mean", schedule).wait()
+
+    found = {f"plan:{name}": ours(name) for name in names("allreduce", with_nodes=True)}
+    found["auto"] = ours("auto")
+    found["mpi:default"] = lambda: here.data.Allreduce(MPI.IN_PLACE, [data, MPI.FLOAT])
+    if os.environ.get("HPCTK_BENCH_MPI_RING") == str(nbytes):
+        found["mpi:ring"] = lambda: here.data.Allreduce(MPI.IN_PLACE, [longer, MPI.FLOAT])
+    found["gloo"] = lambda: dist.all_reduce(tensor)
+    try:
+        import horovod.torch as hvd
+
+        hvd.init()
+        found["horovod"] = lambda: hvd.allreduce_(tensor, name="bench", op=hvd.Average)
+    except ImportError as error:
+        if here.rank == 0:
+            print(f"bench: no Horovod ({error})", file=sys.stderr)
+    found["adacons:one-pass"] = lambda: aggregate_in_place(
+        here, data, [0, len(data)], new_state(), 0.99, "mean_norm"
+    )
+    found["adacons:two-pass"] = lambda: two_pass(here, data)
+    found["adacons:two-pass-mpi"] = lambda: two_pass_mpi(here, data)
+    return found, data
+
+
+def measure(here, runs, data, repeats, report):
+    times = {name: [] for name in runs}
+    for repeat in range(repeats + 1):
+        report(f"repeat {repeat} of {repeats}" if repeat else "warming up")
+        for name, run in runs.items():
+            # Values must not overflow over many sums; the mean of equal values stays what it is.
+            data[:] = 1.0
+            count = 50 if data.nbytes < 65536 else 5 if data.nbytes < 2**20 else 1
+            here.barrier("bench")
+            began = time.perf_counter()
+            for _ in range(count):
+                run()
+            spent = round((time.perf_counter() - began) * 1e9)
+            slowest = -here.minimum([-spent], "bench")[0] / 1e9 / count
+            if repeat:
+                times[name].append(slowest)
+    return {name: median(row) for name, row in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bytes", type=float, default=24e6)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", help="names of contenders, with commas")
+    options = parser.parse_args()
+    nbytes = int(options.bytes) // 4 * 4
+    here = world()
+    torch.set_num_threads(1)
+
+    def report(line):
+        if here.rank == 0:
+            print(f"bench: {line}", file=sys.stderr, flush=True)
+
+    auto.use(here, calibrate(here, report))
+    start_gloo(here)
+    runs, data = contenders(here, nbytes)
+    if options.only:
+        runs = {name: run for name, run in runs.items() if name in options.only.split(",")}
+    seconds = measure(here, runs, data, options.repeats, report)
+    if here.rank == 0:
+        show(here, seconds, nbytes, options.json)
+    here.barrier("the end of the benchmark")
+    dist.destroy_process_group()
+
+
+def show(here, seconds, nbytes, target):
+    rate = bits_per_second(os.environ.get("HPCTK_CLUSTER_RATE", ""))
+    limit = 2 * (here.size - 1) / here.size * nbytes * 8 / rate if rate else None
+    known = auto.calibration(here)
+    entries = []
+    for name, value in sorted(seconds.items(), key=lambda item: item[1]):
+        entry = {"name": name, "seconds": value, "limit_ratio": value / limit if limit else None}
+        if name.startswith("plan:"):
+            plan = build(name.removeprefix("plan:"), "allreduce", here.size, nodes=here.nodes)
+            entry["priced_seconds"] = (
+                price(plan, nbytes, site(known.machine, here.nodes)) * known.factors[plan.name]
+            )
+        if name == "auto":
+            entry["chosen"] = auto.choose(here, "allreduce", nbytes)
+        entries.append(entry)
+    where = f"{len(here.nodes)} nodes at {os.environ['HPCTK_CLUSTER_RATE']}" if rate else "shared memory"
+    print(f"all-reduce of {bytes_text(nbytes)}, {here.size} ranks, {where}")
+    rows = [
+        [
+            e["name"] + (f" = {e['chosen']}" if "chosen" in e else ""),
+            seconds_text(e["seconds"]),
+            f"{e['limit_ratio']:.2f}" if limit else "-",
+            f"{e['priced_seconds'] / e['seconds']:.2f}" if "priced_seconds" in e else "",
+        ]
+        for e in entries
+    ]
+    print(table(["contender", "median", "times the limit", "priced / measured"], rows), flush=True)
+    if target:
+        target.write_text(json.dumps(entries, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Measure these ranks and their network, so that schedule="auto" knows what is best here.
+
+Takes less than a minute on an idle machine. Run it the way your jobs run: the same nodes, the same
+number of ranks.
+
+Examples:
+  mpirun -n 4 python -m mpi4py -m hpctk calibrate
+  srun --mpi=pmix python -m mpi4py -m hpctk calibrate --output calibration.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from hpctk import environment
+from hpctk.cli.table import bytes_text, seconds_text, table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"where to keep it [{environment.calibration_file()}]"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the calibration as JSON instead of a table"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, keep, and print on rank 0. Collective over COMM_WORLD."""
+    from hpctk.collectives.calibrate import calibrate
+    from hpctk.world import world
+
+    here = world()
+    if here.size == 1:
+        print(
+            "hpctk calibrate: one rank has nobody to talk to: start it with mpirun -n 2 or more",
+            file=sys.stderr,
+        )
+        return 2
+
+    def report(line: str) -> None:
+        if here.rank == 0:
+            print(f"calibrate: {line}", file=sys.stderr, flush=True)
+
+    found = calibrate(here, report)
+    target: Path = options.output or environment.calibration_file()
+    here.run_on_root("keeping the calibration", lambda: keep(target, found.to_json()))
+    if here.rank == 0:
+        if options.json:
+            print(found.to_json(), end="")
+        else:
+            rows = [
+                [
+                    bytes_text(nbytes),
+                    *(seconds_text(dict(points)[nbytes]) for points in found.measured.values()),
+                ]
+                for nbytes, _ in next(iter(found.measured.values()))
+            ]
+            print(table(["all-reduce of", *found.measured], rows))
+            print(f"kept in {target}")
+    return 0
+
+
+def keep(target: Path, text: str) -> None:
+    """Write a file beside its place and rename it, so that a reader finds the old one or the new one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        beside.write_text(text)
+        beside.replace(target)
+    finally:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,132 @@
+"""What was measured on a user's own ranks: the machine's figures, and how long every schedule took.
+
+Kept in a small JSON file. For the number of ranks it was measured with, the measured times decide;
+for any other number, the cost model with the measured figures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hpctk.errors import SettingError
+from hpctk.schedules.cost import price
+from hpctk.schedules.machine import Machine
+from hpctk.schedules.plan import Plan
+from hpctk.schedules.registry import build, names
+
+FORMAT, VERSION = "hpctk-calibration", 1
+#: Uncalibrated: below this many bytes MPI's own all-reduce is hard to beat from Python.
+MPI_BELOW_BYTES = 16384
+
+Nodes = Sequence[Sequence[int]]
+Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Figures for the cost model, and measured times.
+
+    Attributes
+    ----------
+    machine : Machine
+    factors : mapping
+        Schedule -> measured time over the model's, for large tensors: what the engine's overlap of
+        rounds gains (below 1), or what the model does not know of (above).
+    ranks : int
+        How many ranks were measured; 0 for none.
+    measured : mapping
+        Schedule ("mpi" too) -> (bytes, seconds) of all-reduces, by ascending bytes.
+    """
+
+    machine: Machine = field(default_factory=Machine)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    ranks: int = 0
+    measured: Mapping[str, Points] = field(default_factory=dict)
+
+    def seconds(self, plan: Plan, nbytes: int) -> float:
+        """Return the predicted time of a plan."""
+        return price(plan, nbytes, site(self.machine, plan.nodes)) * self.factors.get(plan.name, 1.0)
+
+    def best(self, kind: str, size: int, nbytes: int, nodes: Nodes) -> str:
+        """Return the name of the schedule to use; "mpi" for MPI's own all-reduce."""
+        if kind == "allreduce" and size == self.ranks and self.measured:
+            return min(self.measured, key=lambda name: interpolate(self.measured[name], nbytes))
+        if kind == "allreduce" and nbytes < MPI_BELOW_BYTES:
+            return "mpi"
+        plans = [build(name, kind, size, nodes=nodes) for name in names(kind, with_nodes=len(nodes) > 1)]
+        machine = site(self.machine, nodes)
+        best = min(plans, key=lambda p: price(p, nbytes, machine) * self.factors.get(p.name, 1.0))
+        return best.name
+
+    def to_json(self) -> str:
+        """Return the text of a calibration file."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "machine": json.loads(self.machine.to_json()),
+            "factors": dict(self.factors),
+            "ranks": self.ranks,
+            "measured": {name: [list(point) for point in points] for name, points in self.measured.items()},
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Calibration:
+        """Return the calibration in a file's text; SettingError says what is wrong with it."""
+        document = _parsed(text)
+        try:
+            measured = {
+                str(name): tuple((int(nbytes), float(seconds)) for nbytes, seconds in points)
+                for name, points in document["measured"].items()
+            }
+            factors = {str(name): float(factor) for name, factor in document["factors"].items()}
+            machine = Machine.from_json(json.dumps(document["machine"]))
+            return cls(machine, factors, int(document["ranks"]), measured)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SettingError(
+                f"calibration file: {type(error).__name__}: {error}; run `hpctk calibrate`"
+            ) from None
+
+
+def read(path: Path) -> str:
+    """Return the text of a calibration file, empty where there is none."""
+    return path.read_text() if path.exists() else ""
+
+
+def site(machine: Machine, nodes: Nodes | None) -> Machine:
+    """Return the machine as the ranks of these nodes see it: one node never uses the network."""
+    return machine.inside() if nodes is not None and len(nodes) == 1 else machine
+
+
+def interpolate(points: Points, nbytes: int) -> float:
+    """Return the time for `nbytes` from measured points: straight lines between logarithms.
+
+    Below the first point the time is that of the first; above the last it grows with the bytes.
+    """
+    if nbytes <= points[0][0]:
+        return points[0][1]
+    for (lo, lo_s), (hi, hi_s) in pairwise(points):
+        if nbytes <= hi:
+            share = math.log(nbytes / lo) / math.log(hi / lo)
+            return float(lo_s * (hi_s / lo_s) ** share)
+    return points[-1][1] * nbytes / points[-1][0]
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SettingError(f"calibration file: not JSON ({error}); run `hpctk calibrate`") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise SettingError(f'calibration file: "format" must be "{FORMAT}"; run `hpctk calibrate`')
+    if document.get("version") != VERSION:
+        raise SettingError(
+            f"calibration file: version {document.get('version')!r}, this hpctk reads {VERSION}; run `hpctk calibrate`"
+        )
+    return document
