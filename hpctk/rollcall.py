@@ -118,10 +118,12 @@ class RollCall:
     def question(self, peers: Iterable[int], operation: str, last: bool) -> None:
         """Ask the peers we wait for; raise PeerError if one has left, or if this was the last question."""
         expected = self._expected(peers)
-        answers = self.ask(expected, operation)
-        self._raise_if_left(expected, operation)
+        # A peer may itself wait for another: in the end, ask around who is missing.
+        everyone = list(dict.fromkeys([*expected, *self.watched()])) if last else expected
+        answers = self.ask(everyone, operation)
+        self._raise_if_left(everyone, operation)
         if last:
-            self._give_up(expected, answers, operation)
+            self._give_up(expected, everyone, answers, operation)
 
     def _expected(self, peers: Iterable[int]) -> list[int]:
         named = [peer for peer in dict.fromkeys(peers) if peer != self.rank]
@@ -189,12 +191,17 @@ class RollCall:
                 f"{self.left[gone[0]]} and will never come. Every rank must make the same collective calls."
             )
 
-    def _give_up(self, expected: Sequence[int], answers: dict[int, str], operation: str) -> None:
+    def _give_up(
+        self, expected: Sequence[int], everyone: Sequence[int], answers: dict[int, str], operation: str
+    ) -> None:
         # The others' deadlines pass at the same moment: tell them that we were here.
         self._tell_watchers(operation, GAVE_UP)
         answers = {**self.gave_up, **answers}
         missing = [peer for peer in expected if peer not in answers]
-        self._on_missing(missing)
+        missing = missing or [peer for peer in everyone if peer not in answers]
+        if not self.gave_up:
+            # The first to give up has the stuck ranks shown; the others would only repeat it.
+            self._on_missing(missing)
         lines = [f"rank {self.rank} of {self.size} waited {self.timeout_s:g} s in {operation}"]
         if missing:
             shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")

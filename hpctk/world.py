@@ -141,10 +141,7 @@ class World(Agreement):
         self._neighbours = {int(row[0]): postmortem.Process(*map(int, row[1:])) for row in everyone}
 
     def _show_missing(self, missing: list[int]) -> None:
-        # One rank of the node asks, the lowest that is not itself missing: the others would only repeat it.
-        present = [rank for rank in self._neighbours if rank not in missing]
-        if present and self.rank == min(present):
-            postmortem.show_stuck({r: self._neighbours[r] for r in missing if r in self._neighbours})
+        postmortem.show_stuck({r: self._neighbours[r] for r in missing if r in self._neighbours})
 
     def leave(self) -> None:
         """Say farewell and free the communicators if the others leave too. At exit only."""

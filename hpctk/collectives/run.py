@@ -16,6 +16,7 @@ neither side needs to post them in order.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -46,12 +47,18 @@ class Kept(Protocol):
 class Segment:
     """One segment of one message."""
 
-    __slots__ = ("arrived", "cell", "hi", "kind", "lo", "peer", "scratch", "started", "tag")
+    __slots__ = ("arrived", "cell", "hi", "kind", "lo", "number", "peer", "scratch", "started", "tag")
 
     def __init__(self, kind: int, cell: int, lo: int, hi: int, peer: int, tag: int) -> None:
         self.kind, self.cell, self.lo, self.hi, self.peer, self.tag = kind, cell, lo, hi, peer, tag
+        #: Its place in the plan's order.
+        self.number = 0
         self.started = self.arrived = False
         self.scratch: Any = None
+
+
+def _number(segment: Segment) -> int:
+    return segment.number
 
 
 class Run:
@@ -87,7 +94,7 @@ class Run:
         self._numbers: dict[tuple[int, int], int] = defaultdict(int)
         self._program = self._segments()
         self._exhausted = False
-        self._unfinished = 0
+        self._unfinished = self._number = 0
         self._cells: dict[int, list[Segment]] = {}
         self._requests: list[Any] = []
         self._flying: list[Segment] = []
@@ -118,9 +125,8 @@ class Run:
         if not complete:
             return False
         finished = [self._flying[position] for position in complete]
-        keep = set(range(len(self._flying))).difference(complete)
-        self._requests = [self._requests[i] for i in keep]
-        self._flying = [self._flying[i] for i in keep]
+        for position in sorted(complete, reverse=True):
+            del self._requests[position], self._flying[position]
         for segment in finished:
             self._arrive(segment)
         self._look_ahead()
@@ -152,6 +158,8 @@ class Run:
                 self._exhausted = True
                 return
             self._unfinished += 1
+            self._number += 1
+            segment.number = self._number
             if segment.kind != KEEP:
                 self._cells.setdefault(segment.cell, []).append(segment)
             self._try_start(segment)
@@ -198,8 +206,11 @@ class Run:
 
     def _fly(self, segment: Segment, request: Any) -> None:
         segment.started = True
-        self._requests.append(request)
-        self._flying.append(segment)
+        # In the plan's order, not in that of their start: a transport that can wait for one message only
+        # must wait for the one that no other rank's progress depends on being waited for first.
+        position = bisect(self._flying, segment.number, key=_number)
+        self._requests.insert(position, request)
+        self._flying.insert(position, segment)
 
     def _take_scratch(self, segment: Segment) -> Any:
         if not self._free:

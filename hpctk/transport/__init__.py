@@ -38,7 +38,7 @@ class Transport(Protocol):
     def complete(self, requests: list[Any]) -> list[int]:
         """Return the positions of requests that are complete now; may wait a little for the first.
 
-        Requests stand in the order they were started. A complete one must not be asked about again.
+        Requests stand in the order in which all ranks can complete them. A complete one must not be asked about again.
         """
 
     def vigil(self, operation: str) -> Patience:

@@ -12,7 +12,7 @@ from hpctk import buffers
 from hpctk.errors import TensorError
 
 TORCH_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
-NUMPY_DTYPES = sorted({np.dtype(kind) for kind in np.sctypeDict.values()} | {np.dtype("U3")}, key=str)
+NUMPY_DTYPES = sorted({np.dtype(kind) for kind in np.sctypeDict.values()}, key=str)
 
 
 def refused(tensor, *words):
@@ -25,6 +25,7 @@ def refused(tensor, *words):
 # What passes: the table of dtypes.
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
 def test_every_torch_dtype_is_in_the_table_or_refused_by_name(dtype):
     name = str(dtype).removeprefix("torch.")
@@ -38,13 +39,14 @@ def test_every_torch_dtype_is_in_the_table_or_refused_by_name(dtype):
 
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES, ids=str)
 def test_every_numpy_dtype_is_in_the_table_or_refused_by_name(dtype):
+    array = np.empty(3, dtype)
     if str(dtype) in buffers.DTYPES:
-        entry = buffers.dtype_of(np.empty(3, dtype))
+        entry = buffers.dtype_of(array)
         assert entry.itemsize == dtype.itemsize
         if entry.unit and not entry.widened:
             assert np.dtype(entry.unit).itemsize * entry.parts == dtype.itemsize
     else:
-        refused(np.empty(3, dtype), f"cannot send {dtype}:", "float32")
+        refused(array, f"cannot send {array.dtype}:", "float32")
 
 
 def test_the_table_is_what_the_documentation_promises():
@@ -80,16 +82,17 @@ def test_what_is_no_tensor_is_refused_by_its_type(thing):
 
 
 @pytest.mark.parametrize(
-    ("tensor", "word"),
+    ("convert", "word"),
     [
-        (torch.eye(3).to_sparse(), "sparse_coo"),
-        (torch.eye(3, device="meta"), "meta"),
-        (torch.eye(3).to_sparse_csr(), "sparse_csr"),
+        (torch.Tensor.to_sparse, "sparse_coo"),
+        (torch.Tensor.to_sparse_csr, "sparse_csr"),
+        (lambda tensor: tensor.to("meta"), "meta"),
     ],
-    ids=["coo", "meta", "csr"],
+    ids=["coo", "csr", "meta"],
 )
-def test_tensors_without_plain_memory_are_refused(tensor, word):
-    refused(tensor, word, "dense")
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_tensors_without_plain_memory_are_refused(convert, word):
+    refused(convert(torch.eye(3)), word, "dense")
 
 
 @pytest.mark.parametrize(
@@ -117,16 +120,11 @@ def test_which_sums_are_defined(name, op, defined):
 
 
 def test_tensors_that_would_not_fit_together_are_described_differently():
-    tensors = [
-        torch.zeros(2, 3),
-        torch.zeros(3, 2),
-        torch.zeros(6),
-        torch.zeros(2, 3).double(),
-        torch.eye(2, 3).to_sparse(),
-    ]
+    tensor = torch.zeros(2, 3)
+    tensors = [tensor, tensor.reshape(3, 2), tensor.reshape(6), tensor.double(), tensor.to_sparse()]
     assert len({str(buffers.describe(tensor)) for tensor in tensors}) == len(tensors)
-    fortran = torch.zeros(3, 2).t()
-    assert buffers.describe(fortran) == buffers.describe(tensors[0])
+    # But not by their strides: those may differ, only the elements travel.
+    assert buffers.describe(torch.zeros(3, 2).t()) == buffers.describe(tensor)
 
 
 # In which order: C, whatever the strides.
@@ -175,9 +173,7 @@ def test_flat_means_c_order(view):
     assert flat.ndim == 1
     assert flat.dtype == view.dtype
     assert [element.item() for element in flat] == listed(view)
-    itemsize = buffers.dtype_of(view).itemsize
-    assert buffers.as_bytes(flat).tobytes() == bytes(buffers.as_bytes(flat))
-    assert len(buffers.as_bytes(flat)) == len(flat) * itemsize
+    assert len(buffers.as_bytes(flat)) == len(flat) * buffers.dtype_of(view).itemsize
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "offset", "parameter", "scalar"])
@@ -190,24 +186,21 @@ def test_no_copy_where_numpy_elements_lie_so(kind):
     assert np.shares_memory(buffers.flatten(NUMPY_VIEWS[kind]), NUMPY_VIEWS[kind])
 
 
-SHAPES = npst.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4)
-
-
 @settings(max_examples=100, deadline=None)
-@given(SHAPES, st.data())
+@given(npst.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4), st.data())
 def test_any_view_of_an_array(shape, data):
     base = np.arange(np.prod(shape)).reshape(shape)
     base = base.transpose(data.draw(st.permutations(range(len(shape)))))
-    view = base[data.draw(npst.basic_indices(base.shape, allow_newaxis=True))]
-    view = np.asarray(view)
+    view = np.asarray(base[data.draw(npst.basic_indices(base.shape, allow_newaxis=True))])
     flat = buffers.flatten(view)
     assert flat.tolist() == list(view.flat)
-    before = base.copy()
+    flat, before = flat.copy(), base.copy()
     buffers.write_back(view, flat + 1000)
-    # The view has changed everywhere and nothing beside it.
-    assert (np.sort(base, None) >= 1000).sum() == (view.size if np.shares_memory(view, base) else 0)
-    outside = base < 1000
-    assert (base[outside] == before[outside]).all()
+    # The view has changed everywhere, and nothing beside it.
+    assert view.tolist() == (flat + 1000).reshape(view.shape).tolist()
+    changed = base != before
+    assert changed.sum() == (view.size if np.shares_memory(view, base) else 0)
+    assert (base[changed] == before[changed] + 1000).all()
 
 
 def test_bytes_are_the_elements_own_memory():
