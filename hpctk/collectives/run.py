@@ -30,6 +30,9 @@ ACTIONS = {Action.COMBINE: COMBINE, Action.STORE: STORE, Action.KEEP: KEEP}
 
 #: Segments that a run looks ahead in its plan, begun or waiting for others.
 WINDOW = 1024
+#: Messages of each direction that are looked at in turn: those that stand first in the plan. Looking at
+#: all of them takes longer than it takes the network to bring one.
+LOOK = 32
 #: Segments of scratch memory for parts that arrive before they may be combined.
 SCRATCH = 128
 
@@ -59,6 +62,30 @@ class Segment:
 
 def _number(segment: Segment) -> int:
     return segment.number
+
+
+class Flight:
+    """Messages under way in one direction, in the plan's order."""
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+        self._requests: list[Any] = []
+
+    def add(self, segment: Segment, request: Any) -> None:
+        """Add a message that has just been started."""
+        position = bisect(self.segments, segment.number, key=_number)
+        self.segments.insert(position, segment)
+        self._requests.insert(position, request)
+
+    def land(self, transport: Transport, look: int) -> list[Segment]:
+        """Take out and return those of the first `look` messages that are complete."""
+        if not self._requests:
+            return []
+        positions = transport.complete(self._requests[:look])
+        landed = [self.segments[position] for position in positions]
+        for position in sorted(positions, reverse=True):
+            del self.segments[position], self._requests[position]
+        return landed
 
 
 class Run:
@@ -96,8 +123,7 @@ class Run:
         self._exhausted = False
         self._unfinished = self._number = 0
         self._cells: dict[int, list[Segment]] = {}
-        self._requests: list[Any] = []
-        self._flying: list[Segment] = []
+        self._sending, self._receiving = Flight(), Flight()
         self._starved: deque[Segment] = deque()
         self._free: list[Any] = []
         self._scratches = 0
@@ -116,21 +142,27 @@ class Run:
 
     def peers(self) -> list[int]:
         """Return the ranks this run waits for: those it receives from, else those it sends to."""
-        receiving = [s.peer for s in self._flying if s.kind != SEND]
-        return list(dict.fromkeys(receiving or [s.peer for s in self._flying]))
+        flight = self._receiving if self._receiving.segments else self._sending
+        return list(dict.fromkeys(segment.peer for segment in flight.segments))
 
     def progress(self) -> bool:
         """Take in what is complete and start what may start; return whether anything happened."""
-        complete = self._transport.complete(self._requests) if self._requests else []
-        if not complete:
+        finished = self._poll() if self._transport.polls else self._wait_for_first()
+        if not finished:
             return False
-        finished = [self._flying[position] for position in complete]
-        for position in sorted(complete, reverse=True):
-            del self._requests[position], self._flying[position]
         for segment in finished:
             self._arrive(segment)
         self._look_ahead()
         return True
+
+    def _poll(self) -> list[Segment]:
+        finished = self._receiving.land(self._transport, LOOK)
+        return finished + self._sending.land(self._transport, LOOK)
+
+    def _wait_for_first(self) -> list[Segment]:
+        """Wait for the message that stands first in the plan: no other rank waits for a later one of ours."""
+        flights = [flight for flight in (self._sending, self._receiving) if flight.segments]
+        return min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1) if flights else []
 
     def _segments(self) -> Iterator[Segment]:
         """Yield this rank's segments in the plan's order."""
@@ -206,11 +238,7 @@ class Run:
 
     def _fly(self, segment: Segment, request: Any) -> None:
         segment.started = True
-        # In the plan's order, not in that of their start: a transport that can wait for one message only
-        # must wait for the one that no other rank's progress depends on being waited for first.
-        position = bisect(self._flying, segment.number, key=_number)
-        self._requests.insert(position, request)
-        self._flying.insert(position, segment)
+        (self._sending if segment.kind == SEND else self._receiving).add(segment, request)
 
     def _take_scratch(self, segment: Segment) -> Any:
         if not self._free:

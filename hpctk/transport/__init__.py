@@ -28,6 +28,8 @@ class Transport(Protocol):
     size: int
     #: Tags are 0 .. tag_limit.
     tag_limit: int
+    #: Whether `complete` returns at once; else it waits for the first request.
+    polls: bool
 
     def isend(self, data: Any, peer: int, tag: int) -> Any:
         """Start sending the bytes of `data` to `peer`; the memory must stay as it is until complete."""
@@ -36,9 +38,9 @@ class Transport(Protocol):
         """Start receiving from `peer` into `data`; the message must be exactly as long."""
 
     def complete(self, requests: list[Any]) -> list[int]:
-        """Return the positions of requests that are complete now; may wait a little for the first.
+        """Return the positions of requests that are complete, now or (see `polls`) after waiting for the first.
 
-        Requests stand in the order in which all ranks can complete them. A complete one must not be asked about again.
+        A complete one must not be asked about again.
         """
 
     def vigil(self, operation: str) -> Patience:

@@ -17,6 +17,8 @@ _testsome = MPI.Request.Testsome
 class MpiTransport:
     """Moves bytes between the ranks of a World."""
 
+    polls = True
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.rank, self.size = world.rank, world.size

@@ -23,6 +23,7 @@ class TorchTransport:
     """
 
     tag_limit = 2**31 - 1
+    polls = False
 
     def __init__(self, group: Any = None) -> None:
         self._group = group

@@ -167,15 +167,17 @@ def test_deadline_over_mpi_names_operation_and_peer(comm, world, monkeypatch):
     copy = comm.Dup()
     own = hpctk.world.world(copy)
     monkeypatch.setattr(own._roll_call, "timeout_s", 1.0)
-    if own.rank == 0:
-        transport = MpiTransport(own)
-        request = transport.irecv(np.zeros(1, np.uint8), 1, TAG)
-        with pytest.raises(PeerError, match="in the message that never comes.*rank 1 did not come"):
-            wait(transport, [request], "the message that never comes", [1])
-        request.Cancel()
-        MPI.Request.Wait(request)
-    world.barrier("rank 0 has given up")
-    copy.Free()
+    try:
+        if own.rank == 0:
+            transport = MpiTransport(own)
+            request = transport.irecv(np.zeros(1, np.uint8), 1, TAG)
+            with pytest.raises(PeerError, match="in the message that never comes.*rank 1 did not come"):
+                wait(transport, [request], "the message that never comes", [1])
+            request.Cancel()
+            MPI.Request.Wait(request)
+    finally:
+        world.barrier("rank 0 has given up")
+        copy.Free()
 
 
 def test_deadline_over_gloo_names_operation_and_peer(world, gloo, monkeypatch):
@@ -187,7 +189,6 @@ def test_deadline_over_gloo_names_operation_and_peer(world, gloo, monkeypatch):
         request = transport.irecv(np.zeros(1, np.uint8), 1, TAG)
         with pytest.raises(PeerError, match="in the message that never comes.*rank 1.*HPCTK_TIMEOUT_S"):
             wait(transport, [request], "the message that never comes", [1])
-    world.barrier("rank 0 has given up")
 
 
 def test_ranks_of_a_gloo_group_are_counted_within_it(world, gloo):
