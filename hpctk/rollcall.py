@@ -27,9 +27,14 @@ WATCHED = 64
 PATIENCE_S = 2.0
 #: Seconds a peer has for its answer. A rank that waits in hpctk answers within milliseconds.
 ANSWER_S = 0.5
-#: Tests before the first nap: a message on its way is not worth giving up the core for.
-SPINS = 2000
-NAP_S = 1e-4
+#: Seconds before the first nap: a message on its way is not worth giving up the core for.
+SPIN_S = 2e-4
+NAP_S = 5e-5
+#: Seconds between two looks for questions of others: each costs as much as a look for a message.
+LISTEN_S = 5e-3
+
+#: Returns the ranks that a wait depends on; asked only when it has lasted.
+Peers = Callable[[], Iterable[int]]
 
 QUESTION, ANSWER, FAREWELL, GAVE_UP = 1, 2, 3, 4
 TEXT_BYTES = 240
@@ -46,31 +51,29 @@ class Vigil:
     def __init__(self, roll_call: RollCall, operation: str) -> None:
         self._roll_call = roll_call
         self._operation = operation
-        self._spins = 0
-        self._began = self._next_question = 0.0
+        self._began = self._next_listen = self._next_question = 0.0
 
     def progress(self) -> None:
         """Something came: start counting anew."""
-        self._spins = 0
+        self._began = 0.0
 
-    def nap(self, peers: Iterable[int] = ()) -> None:
-        """Let some time pass, waiting for `peers` (all ranks where empty); PeerError where waiting is in vain."""
-        self._spins += 1
-        if self._spins < SPINS:
+    def nap(self, peers: Peers = tuple) -> None:
+        """Let some time pass, waiting for `peers()` (all ranks where empty); PeerError where that is in vain."""
+        now = time.monotonic()
+        if not self._began:
+            self._began, self._next_listen = now, now + LISTEN_S
+            self._next_question = now + self._roll_call.patience_s
+        if now < self._began + SPIN_S:
             os.sched_yield()
             return
-        calls = self._roll_call
-        patience_s = min(PATIENCE_S, calls.timeout_s / 2)
-        if self._spins == SPINS:
-            self._began = time.monotonic()
-            self._next_question = self._began + patience_s
         time.sleep(NAP_S)
-        calls.listen(self._operation)
-        now = time.monotonic()
-        if now < self._next_question and now < self._began + calls.timeout_s:
-            return
-        calls.question(peers, self._operation, last=now >= self._began + calls.timeout_s)
-        self._next_question = time.monotonic() + patience_s
+        if now >= self._next_listen:
+            self._roll_call.listen(self._operation)
+            self._next_listen = now + LISTEN_S
+        last = now >= self._began + self._roll_call.timeout_s
+        if last or now >= self._next_question:
+            self._roll_call.question(peers(), self._operation, last)
+            self._next_question = time.monotonic() + self._roll_call.patience_s
 
 
 class RollCall:
@@ -109,7 +112,12 @@ class RollCall:
         """
         vigil = self.vigil(operation)
         while not MPI.Request.Testall(requests):
-            vigil.nap(peers)
+            vigil.nap(lambda: peers)
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds of waiting between two questions."""
+        return min(PATIENCE_S, self.timeout_s / 2)
 
     def vigil(self, operation: str) -> Vigil:
         """Return what a rank does while it waits."""

@@ -26,7 +26,7 @@ from hpctk.collectives.consensus_weights import ConsensusState
 from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import Engine, engine_of
 from hpctk.collectives.fuse import describe, fuse, unfuse
-from hpctk.schedules import bounds, recursive_doubling, rotation
+from hpctk.schedules import bounds, recursive_doubling, ring, rotation
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def aggregate_in_place(
         consensus_weights.weights(inner[g], squared[g], state, g, momentum=momentum, scale=scale)
         for g in range(len(groups) - 1)
     ]
-    engine.run(rotation.allgather(here.size), WeightedShard(flat, shard), segment_bytes=segment_bytes)
+    # A ring has the links to itself: all-gathering by rotation was slower, its streams share them unevenly.
+    engine.run(ring.allgather(here.size), WeightedShard(flat, shard), segment_bytes=segment_bytes)
 
 
 class Shard:
@@ -153,8 +154,8 @@ class WeightedShard(InPlace):
             shard.aggregate(shard.lo, shard.hi, flat)
 
     def outgoing(self, lo: int, hi: int) -> Any:
-        """Return the aggregate of elements lo .. hi-1, which are always this rank's own."""
-        if lo not in self._formed:
+        """Return elements lo .. hi-1: the aggregate of this rank's own, or another's passed on."""
+        if self._shard.lo <= lo < self._shard.hi and lo not in self._formed:
             self._formed.add(lo)
             self._shard.aggregate(lo, hi, self._flat[lo:hi])
         return super().outgoing(lo, hi)
@@ -183,8 +184,10 @@ def partial_products(parts: Any, pieces: Sequence[tuple[int, int, int]]) -> list
         inner, squared = np.zeros(len(parts)), np.zeros(len(parts))
         for lo in range(start, stop, PIECE):
             piece = parts[:, lo : min(lo + PIECE, stop)].astype(np.float64)
-            inner += piece @ piece.sum(0)
-            squared += np.einsum("ij,ij->i", piece, piece)
+            # All products g_i . g_j in one call of BLAS: their row sums are g_i . S, their diagonal the norms.
+            products = piece @ piece.T
+            inner += products.sum(1)
+            squared += products.diagonal()
         found.append((g, inner, squared))
     return found
 
@@ -198,10 +201,5 @@ def _sum_over_ranks(engine: Engine, here: World, products: Any) -> Any:
 
 
 def weighted_sum(parts: Any, factors: Any, out: Any) -> None:
-    """Write sum_j factors[j] * parts[j] into `out`, in the parts' dtype, piece by piece."""
-    for lo in range(0, parts.shape[1], PIECE):
-        piece = slice(lo, lo + PIECE)
-        total = parts[0, piece] * parts.dtype.type(factors[0])
-        for part, factor in zip(parts[1:], factors[1:], strict=True):
-            total += part[piece] * parts.dtype.type(factor)
-        out[piece] = total
+    """Write sum_j factors[j] * parts[j] into `out`, in the parts' dtype."""
+    np.dot(np.asarray(factors, parts.dtype), parts, out=out)

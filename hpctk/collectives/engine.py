@@ -111,7 +111,7 @@ class Engine:
             if self.progress():
                 vigil.progress()
             else:
-                vigil.nap(run.peers())
+                vigil.nap(run.peers)
 
     def _retire(self) -> None:
         done = [entry for entry in self._running if entry[0].done]

@@ -147,13 +147,12 @@ class Run:
 
     def progress(self) -> bool:
         """Take in what is complete and start what may start; return whether anything happened."""
+        before = self._number
         finished = self._poll() if self._transport.polls else self._wait_for_first()
-        if not finished:
-            return False
         for segment in finished:
             self._arrive(segment)
         self._look_ahead()
-        return True
+        return bool(finished) or self._number > before
 
     def _poll(self) -> list[Segment]:
         finished = self._receiving.land(self._transport, LOOK)
@@ -184,7 +183,10 @@ class Run:
             lo = end
 
     def _look_ahead(self) -> None:
-        while self._unfinished < WINDOW and not self._exhausted:
+        # A few at a time: what came in meanwhile wants to be looked at.
+        for _ in range(LOOK):
+            if self._exhausted or self._unfinished >= WINDOW:
+                return
             segment = next(self._program, None)
             if segment is None:
                 self._exhausted = True

@@ -7,7 +7,7 @@ two ranks with the same tag arrive in the order they were sent. One message is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 
@@ -17,7 +17,7 @@ class Patience(Protocol):
     def progress(self) -> None:
         """Something came: start counting anew."""
 
-    def nap(self, peers: Iterable[int] = ()) -> None:
+    def nap(self, peers: Callable[[], Iterable[int]] = tuple) -> None:
         """Let some time pass; PeerError names the operation and the peer where waiting is in vain."""
 
 
@@ -57,4 +57,4 @@ def wait(transport: Transport, requests: list[Any], operation: str, peers: Itera
         if done:
             vigil.progress()
         else:
-            vigil.nap(peers)
+            vigil.nap(lambda: peers)

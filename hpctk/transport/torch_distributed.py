@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -71,5 +71,5 @@ class Untiring:
     def progress(self) -> None:
         """Nothing to count."""
 
-    def nap(self, peers: Iterable[int] = ()) -> None:
+    def nap(self, peers: Callable[[], Iterable[int]] = tuple) -> None:
         """Nothing to wait for."""
