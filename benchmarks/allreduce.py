@@ -11,6 +11,8 @@ import os
 import socket
 import sys
 import time
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -57,6 +59,30 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@cache
+def horovod():
+    """Return Horovod, None where it is not built."""
+    try:
+        import horovod.torch as hvd
+    except ImportError as error:
+        print(f"bench: no Horovod ({error})", file=sys.stderr)
+        return None
+    return hvd
+
+
+@contextmanager
+def running(name):
+    """Let Horovod run only while it is measured: its thread polls MPI all the time and slows the others down."""
+    if name != "horovod":
+        yield
+        return
+    horovod().init()
+    try:
+        yield
+    finally:
+        horovod().shutdown()
+
+
 def two_pass(here, data):
     """AdaCons as its authors do it, over hpctk's best all-reduce: gradients, then weighted gradients."""
     total = torch.from_numpy(data.copy())
@@ -95,14 +121,8 @@ def contenders(here, nbytes):
     if os.environ.get("HPCTK_BENCH_MPI_RING") == str(nbytes):
         found["mpi:ring"] = lambda: here.data.Allreduce(MPI.IN_PLACE, [longer, MPI.FLOAT])
     found["gloo"] = lambda: dist.all_reduce(tensor)
-    try:
-        import horovod.torch as hvd
-
-        hvd.init()
-        found["horovod"] = lambda: hvd.allreduce_(tensor, name="bench", op=hvd.Average)
-    except ImportError as error:
-        if here.rank == 0:
-            print(f"bench: no Horovod ({error})", file=sys.stderr)
+    if horovod():
+        found["horovod"] = lambda: horovod().allreduce_(tensor, name="bench", op=horovod().Average)
     found["adacons:one-pass"] = lambda: aggregate_in_place(
         here, data, [0, len(data)], new_state(), 0.99, "mean_norm"
     )
@@ -119,11 +139,12 @@ def measure(here, runs, data, repeats, report):
             # Values must not overflow over many sums; the mean of equal values stays what it is.
             data[:] = 1.0
             count = 50 if data.nbytes < 65536 else 5 if data.nbytes < 2**20 else 1
-            here.barrier("bench")
-            began = time.perf_counter()
-            for _ in range(count):
-                run()
-            spent = round((time.perf_counter() - began) * 1e9)
+            with running(name):
+                here.barrier("bench")
+                began = time.perf_counter()
+                for _ in range(count):
+                    run()
+                spent = round((time.perf_counter() - began) * 1e9)
             slowest = -here.minimum([-spent], "bench")[0] / 1e9 / count
             if repeat:
                 times[name].append(slowest)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Elements in one piece of the inner products: their float64 copies stay in the cache.
 PIECE = 8192
+#: Few sends at once, so that each rank's parts follow one another and come in evenly.
+FLIGHT = 8
 
 
 def consensus(
@@ -82,8 +84,10 @@ def aggregate_in_place(
     """
     engine, segment_bytes = engine_of(here), auto.machine(here).segment_bytes
     scatter = rotation.reduce_scatter(here.size, keep=True)
-    shard = Shard(flat, here.rank, here.size, groups)
-    engine.run(scatter, InPlace(flat, flat.itemsize), segment_bytes=segment_bytes, kept=shard)
+    lo, hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
+    room = engine.workspace("consensus", here.size * (hi - lo) * flat.itemsize)
+    shard = Shard(flat, here.rank, room.view(flat.dtype).reshape(here.size, hi - lo), lo, groups)
+    engine.run(scatter, InPlace(flat, flat.itemsize), segment_bytes=segment_bytes, flight=FLIGHT, kept=shard)
     inner, squared = _sum_over_ranks(engine, here, shard.products())
     shard.weights = [
         consensus_weights.weights(inner[g], squared[g], state, g, momentum=momentum, scale=scale)
@@ -98,17 +102,29 @@ class Shard:
 
     Inner products are formed for each piece as soon as all parts of it are there, while the rest is
     still under way; they are added up in the order of the elements, whatever order they came in.
+
+    Parameters
+    ----------
+    flat : array
+        This rank's gradient.
+    rank : int
+    parts : array of ranks x elements
+        Room for everyone's part of the shard.
+    lo : int
+        The shard's first element.
+    groups : sequence of int
+        The bounds of the groups of elements that share weights.
     """
 
-    def __init__(self, flat: Any, rank: int, size: int, groups: Sequence[int]) -> None:
-        self.lo, self.hi = bounds(len(flat), size, range(rank, rank + 1))
-        self.parts = np.empty((size, self.hi - self.lo), flat.dtype)
+    def __init__(self, flat: Any, rank: int, parts: Any, lo: int, groups: Sequence[int]) -> None:
+        self.lo, self.hi = lo, lo + parts.shape[1]
+        self.parts = parts
         self.parts[rank] = flat[self.lo : self.hi]
         self.weights: list[Any] = []
         self._groups = groups
         self._waiting: dict[int, int] = {}
         self._pieces: dict[int, Any] = {}
-        if size == 1:
+        if len(parts) == 1:
             self.arrived(rank, self.lo, self.hi)
 
     def room(self, peer: int, lo: int, hi: int) -> Any:

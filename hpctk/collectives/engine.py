@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from hpctk import buffers
 from hpctk.collectives.elements import Elements
 from hpctk.collectives.handle import Handle
@@ -26,6 +28,9 @@ LANES = 16
 #: The longest message. Below the eager limit of Open MPI's TCP, so that two ranks that send to each
 #: other at once both get the full bandwidth; long enough that the work per message does not count.
 SEGMENT_BYTES = 61440
+#: Sends of a run under way at once. Enough to fill the network both ways; more would let the streams to
+#: several ranks share a link, unevenly, instead of following each other as the plan has it.
+FLIGHT = 24
 
 
 class Engine:
@@ -44,10 +49,17 @@ class Engine:
         self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
         self._running: list[tuple[Run, Call]] = []
         self._started = 0
+        self._workspaces: dict[str, Any] = {}
         self._lane = (transport.tag_limit + 1) // LANES
 
     def start(
-        self, plan: Plan, elements: Elements, *, segment_bytes: int = SEGMENT_BYTES, kept: Kept | None = None
+        self,
+        plan: Plan,
+        elements: Elements,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        flight: int = FLIGHT,
+        kept: Kept | None = None,
     ) -> Run:
         """Start running `plan` on `elements`, in place. Collective over the transport's ranks."""
         while len(self._running) >= LANES:
@@ -56,7 +68,7 @@ class Engine:
         self._started += 1
         tags = range(lane * self._lane, (lane + 1) * self._lane)
         began = time.perf_counter()
-        run = Run(self.transport, plan, elements, min(segment_bytes, buffers.COUNT_LIMIT), tags, kept)
+        run = Run(self.transport, plan, elements, min(segment_bytes, buffers.COUNT_LIMIT), tags, flight, kept)
         opening = Call(
             plan.kind, plan.name, elements.n, elements.n * elements.itemsize, None, None, 0, began, 0.0
         )
@@ -64,11 +76,9 @@ class Engine:
         self._retire()
         return run
 
-    def run(
-        self, plan: Plan, elements: Elements, *, segment_bytes: int = SEGMENT_BYTES, kept: Kept | None = None
-    ) -> Run:
-        """Run `plan` to its end. Collective over the transport's ranks."""
-        run = self.start(plan, elements, segment_bytes=segment_bytes, kept=kept)
+    def run(self, plan: Plan, elements: Elements, **settings: Any) -> Run:
+        """Run `plan` to its end; settings as in `start`. Collective over the transport's ranks."""
+        run = self.start(plan, elements, **settings)
         self.complete(run, f"{plan.name} {plan.kind} of {elements.n} elements")
         elements.finish()
         return run
@@ -126,6 +136,13 @@ class Engine:
                     run.sent_bytes, run.received_bytes, run.messages, opening.began_s, now - opening.began_s,
                 )
             )  # fmt: skip
+
+    def workspace(self, name: str, nbytes: int) -> Any:
+        """Return memory that is kept for the next call under the same name: new pages cost more than adding."""
+        kept = self._workspaces.get(name)
+        if kept is None or len(kept) < nbytes:
+            kept = self._workspaces[name] = np.empty(nbytes, np.uint8)
+        return kept[:nbytes]
 
     def report(self, call: Call) -> None:
         """Tell the recorders of a call."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from hpctk.collectives.elements import Elements
@@ -101,6 +102,8 @@ class Run:
         The longest message.
     tags : range
         Tags of its own.
+    flight : int
+        Sends that may be under way at once.
     kept : Kept, optional
         For plans that keep parts apart: where each sender's part goes.
     """
@@ -112,10 +115,12 @@ class Run:
         elements: Elements,
         segment_bytes: int,
         tags: range,
+        flight: int,
         kept: Kept | None = None,
     ) -> None:
         self._transport, self._plan, self._elements = transport, plan, elements
         self._kept: Any = kept
+        self._flight = flight
         self._grid = max(1, segment_bytes // elements.itemsize)
         self._tags = tags
         self._numbers: dict[tuple[int, int], int] = defaultdict(int)
@@ -124,6 +129,7 @@ class Run:
         self._unfinished = self._number = 0
         self._cells: dict[int, list[Segment]] = {}
         self._sending, self._receiving = Flight(), Flight()
+        self._ready: list[tuple[int, Segment]] = []
         self._starved: deque[Segment] = deque()
         self._free: list[Any] = []
         self._scratches = 0
@@ -151,6 +157,7 @@ class Run:
         finished = self._poll() if self._transport.polls else self._wait_for_first()
         for segment in finished:
             self._arrive(segment)
+        self._send_ready()
         self._look_ahead()
         return bool(finished) or self._number > before
 
@@ -201,12 +208,10 @@ class Run:
     def _try_start(self, segment: Segment) -> None:
         kind, elements = segment.kind, self._elements
         if kind == SEND:
-            if self._blocked(segment):
-                return
-            data = elements.outgoing(segment.lo, segment.hi)
-            self.sent_bytes += len(data)
-            self.messages += 1
-            self._fly(segment, self._transport.isend(data, segment.peer, segment.tag))
+            if not self._blocked(segment):
+                segment.started = True
+                heappush(self._ready, (segment.number, segment))
+                self._send_ready()
             return
         if kind == STORE:
             if self._blocked(segment):
@@ -220,6 +225,19 @@ class Run:
             data = self._kept.room(segment.peer, segment.lo, segment.hi)
         self.received_bytes += len(data)
         self._fly(segment, self._transport.irecv(data, segment.peer, segment.tag))
+
+    def _send_ready(self) -> None:
+        """Start sends in the plan's order, as many as may be under way.
+
+        The one that stands first in the plan never waits for later ones: the others might wait for it.
+        """
+        flying = self._sending.segments
+        while self._ready and (len(flying) < self._flight or self._ready[0][0] < flying[0].number):
+            segment = heappop(self._ready)[1]
+            data = self._elements.outgoing(segment.lo, segment.hi)
+            self.sent_bytes += len(data)
+            self.messages += 1
+            self._fly(segment, self._transport.isend(data, segment.peer, segment.tag))
 
     def _blocked(self, segment: Segment) -> bool:
         """Return whether an unfinished message before `segment` must come first.
