@@ -24,7 +24,7 @@ from mpi4py import MPI
 from hpctk.buffers import DTYPES
 from hpctk.cli.table import bytes_text, seconds_text, table
 from hpctk.collectives import auto
-from hpctk.collectives.allreduce import start_in_place
+from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.calibrate import calibrate
 from hpctk.collectives.calibration import site
 from hpctk.collectives.consensus import aggregate_in_place
@@ -86,13 +86,13 @@ def running(name):
 def two_pass(here, data):
     """AdaCons as its authors do it, over hpctk's best all-reduce: gradients, then weighted gradients."""
     total = torch.from_numpy(data.copy())
-    start_in_place(here, total, FLOAT32, "sum", "auto").wait()
+    reduce_in_place(here, total, FLOAT32, "sum", "auto")
     mine = np.array([np.dot(data, total.numpy()), np.dot(data, data)], np.float64)
     everyone = np.empty((here.size, 2))
     here.data.Allgather([mine, MPI.DOUBLE], [everyone, MPI.DOUBLE])
     weights = everyone[:, 0] / np.sqrt(everyone[:, 1])
     scaled = torch.from_numpy(data * np.float32(weights[here.rank] / weights.sum()))
-    start_in_place(here, scaled, FLOAT32, "sum", "auto").wait()
+    reduce_in_place(here, scaled, FLOAT32, "sum", "auto")
 
 
 def two_pass_mpi(here, data):
@@ -113,7 +113,7 @@ def contenders(here, nbytes):
     tensor = torch.from_numpy(data)
 
     def ours(schedule):
-        return lambda: start_in_place(here, tensor, FLOAT32, "mean", schedule).wait()
+        return lambda: reduce_in_place(here, tensor, FLOAT32, "mean", schedule)
 
     found = {f"plan:{name}": ours(name) for name in names("allreduce", with_nodes=True)}
     found["auto"] = ours("auto")

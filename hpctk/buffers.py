@@ -109,10 +109,13 @@ def is_torch(tensor: Any) -> bool:
 
 def on_device(tensor: Any) -> bool:
     """Return whether the memory is a device's: torch says so, or it wears __cuda_array_interface__."""
+    if isinstance(tensor, np.ndarray):
+        return False
     if not is_torch(tensor):
         return hasattr(tensor, "__cuda_array_interface__")
-    import torch
-
+    torch = sys.modules["torch"]
+    if type(tensor) is torch.Tensor:
+        return not tensor.is_cpu
     # Every torch tensor has the property; only a subclass that defines it anew says something by it.
     worn = getattr(type(tensor), "__cuda_array_interface__", None)
     return tensor.device.type != "cpu" or worn is not torch.Tensor.__cuda_array_interface__

@@ -64,6 +64,8 @@ class World(Agreement):
         self.nodes = self._find_nodes()
         self.gpu = self._agree_on_gpu()
         self.door = Door(self.gpu.aware)
+        #: What the layers above keep for these ranks, by type: looked up in every call, so a plain dict.
+        self.attached: dict[type, Any] = {}
         if self.size > 1:
             self._meet_neighbours()
             postmortem.watch(self.rank, self.size)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 OPERATIONS = ("mean", "sum", "max")
+#: Up to this many bytes MPI's own all-reduce is called the short way.
+FEW_BYTES = 65536
 
 
 def allreduce(
@@ -44,7 +46,8 @@ def allreduce(
     comm : MPI.Intracomm, optional
         COMM_WORLD where not given.
     """
-    return iallreduce(tensor, op=op, schedule=schedule, comm=comm).wait()
+    here, result, dtype = _prepared(tensor, op, schedule, comm)
+    return reduce_in_place(here, result, dtype, op, schedule)
 
 
 def iallreduce(
@@ -55,14 +58,34 @@ def iallreduce(
     Collective over the communicator: all ranks start their collectives in the same order. They may
     wait for them in any order. The tensor may be changed at once.
     """
+    here, result, dtype = _prepared(tensor, op, schedule, comm)
+    return start_in_place(here, result, dtype, op, schedule)
+
+
+def _prepared(tensor: Any, op: str, schedule: str, comm: MPI.Intracomm | None) -> tuple[World, Any, Dtype]:
+    """Make sure that all ranks mean the same, and return a copy to be reduced in place."""
     here = world(comm)
     here.agree("allreduce", [*buffers.describe(tensor), ("op", op), ("schedule", schedule)])
     tensor = buffers.native(tensor)
     if op not in OPERATIONS:
         raise SettingError(f"op={op!r}: known are {', '.join(OPERATIONS)}")
     dtype = buffers.summable(buffers.dtype_of(tensor), op)
-    result = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
-    return start_in_place(here, result, dtype, op, schedule)
+    return here, tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy(), dtype
+
+
+def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: str) -> Any:
+    """Replace `tensor`, which all ranks know to be alike, by its reduction, and return it.
+
+    Collective over the communicator. In place.
+    """
+    nbytes = _nbytes(tensor, dtype)
+    if nbytes <= FEW_BYTES and (schedule == "mpi" or schedule == "auto"):
+        began = time.perf_counter()
+        chosen = schedule if schedule == "mpi" else auto.choose(here, "allreduce", nbytes)
+        if chosen == "mpi" and mpi_own.allreduce_few(here, tensor, dtype, op):
+            _report(here, nbytes // dtype.itemsize, dtype, began)
+            return tensor
+    return start_in_place(here, tensor, dtype, op, schedule).wait()
 
 
 def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: str) -> Handle:
@@ -70,7 +93,7 @@ def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: st
 
     Collective over the communicator. In place; waiting returns `tensor`.
     """
-    nbytes = dtype.itemsize * (tensor.numel() if buffers.is_torch(tensor) else tensor.size)
+    nbytes = _nbytes(tensor, dtype)
     chosen = auto.choose(here, "allreduce", nbytes) if schedule == "auto" else schedule
     by_mpi = chosen == "mpi"
     flat = here.door.enter(tensor, stage=by_mpi)
@@ -104,11 +127,19 @@ def _start_mpi(here: World, flat: Any, dtype: Dtype, op: str, finish: Any) -> Ha
 
     def wait() -> Any:
         here.wait(requests, name)
-        seconds = time.perf_counter() - began
-        engine_of(here).report(Call("allreduce", "mpi", n, n * dtype.itemsize, None, None, 0, began, seconds))
+        _report(here, n, dtype, began)
         return finish(wide)
 
     return Handle(name, lambda: all(request.Test() for request in requests), wait)
+
+
+def _report(here: World, n: int, dtype: Dtype, began: float) -> None:
+    seconds = time.perf_counter() - began
+    engine_of(here).report(Call("allreduce", "mpi", n, n * dtype.itemsize, None, None, 0, began, seconds))
+
+
+def _nbytes(tensor: Any, dtype: Dtype) -> int:
+    return dtype.itemsize * int(tensor.numel() if buffers.is_torch(tensor) else tensor.size)
 
 
 def _widen(flat: Any) -> Any:

@@ -6,40 +6,51 @@ would wait for each other forever.
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass, field
 
 from hpctk import environment
 from hpctk.collectives.calibration import Calibration, read
 from hpctk.schedules.machine import Machine
 from hpctk.world import World
 
-_calibrations: WeakKeyDictionary[World, Calibration] = WeakKeyDictionary()
-_choices: WeakKeyDictionary[World, dict[tuple[str, int], str]] = WeakKeyDictionary()
+
+@dataclass
+class Choice:
+    """A calibration, and what was chosen by it so far: (kind, bytes) -> schedule."""
+
+    calibration: Calibration
+    chosen: dict[tuple[str, int], str] = field(default_factory=dict)
+
+
+def current(here: World) -> Choice:
+    """Return the choice in use. Collective over the communicator at the first call."""
+    choice: Choice | None = here.attached.get(Choice)
+    if choice is None:
+        text = here.run_on_root("reading the calibration", lambda: read(environment.calibration_file()))
+        choice = here.attached[Choice] = Choice(Calibration.from_json(text) if text else Calibration())
+    return choice
 
 
 def calibration(here: World) -> Calibration:
     """Return the calibration in use. Collective over the communicator at the first call."""
-    if here not in _calibrations:
-        text = here.run_on_root("reading the calibration", lambda: read(environment.calibration_file()))
-        use(here, Calibration.from_json(text) if text else Calibration())
-    return _calibrations[here]
+    return current(here).calibration
 
 
 def use(here: World, new: Calibration) -> None:
     """Use another calibration from now on; every rank must be given the same."""
-    _calibrations[here] = new
-    _choices[here] = {}
+    here.attached[Choice] = Choice(new)
 
 
 def machine(here: World) -> Machine:
     """Return the machine's figures in use. Collective over the communicator at the first call."""
-    return calibration(here).machine
+    return current(here).calibration.machine
 
 
 def choose(here: World, kind: str, nbytes: int) -> str:
     """Return the schedule for a collective of `nbytes` bytes. Collective over the communicator at the first call."""
-    known = calibration(here)
-    choices = _choices[here]
-    if (kind, nbytes) not in choices:
-        choices[kind, nbytes] = known.best(kind, here.size, nbytes, here.nodes)
-    return choices[kind, nbytes]
+    choice = current(here)
+    schedule = choice.chosen.get((kind, nbytes))
+    if schedule is None:
+        schedule = choice.calibration.best(kind, here.size, nbytes, here.nodes)
+        choice.chosen[kind, nbytes] = schedule
+    return schedule

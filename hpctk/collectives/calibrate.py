@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hpctk.buffers import DTYPES
-from hpctk.collectives import mpi_own
+from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.calibration import Calibration, Points, site
 from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import SEGMENT_BYTES, engine_of
@@ -68,9 +68,7 @@ def measure(here: World, plans: list[Plan], nbytes: int) -> dict[str, float]:
     array = np.zeros(max(1, nbytes // 4), np.float32)
     dtype = DTYPES["float32"]
     engine = engine_of(here)
-    runs: dict[str, Callable[[], Any]] = {
-        "mpi": lambda: here.wait(mpi_own.start(here, array, dtype, "sum"), "calibrating MPI_Allreduce")
-    }
+    runs: dict[str, Callable[[], Any]] = {"mpi": partial(reduce_in_place, here, array, dtype, "sum", "mpi")}
     for plan in plans:
         runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"))
     times: dict[str, list[float]] = {name: [] for name in runs}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -150,11 +149,9 @@ class Engine:
             recorder.record(call)
 
 
-_engines: WeakKeyDictionary[World, Engine] = WeakKeyDictionary()
-
-
 def engine_of(world: World) -> Engine:
     """Return the engine over a world's ranks, made at the first call."""
-    if world not in _engines:
-        _engines[world] = Engine(MpiTransport(world))
-    return _engines[world]
+    engine: Engine | None = world.attached.get(Engine)
+    if engine is None:
+        engine = world.attached[Engine] = Engine(MpiTransport(world))
+    return engine

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpctk.buffers import DTYPES
 from hpctk.collectives import auto
-from hpctk.collectives.allreduce import start_in_place
+from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.fuse import describe, fuse, unfuse
@@ -65,7 +65,7 @@ def weighted_mean(
         else:
             part *= float(factor)
     dtype = DTYPES[str(flat.dtype).removeprefix("torch.")]
-    start_in_place(here, flat, dtype, "sum", schedule).wait()
+    reduce_in_place(here, flat, dtype, "sum", schedule)
     return unfuse(flat, edges, tensors)
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from hpctk.buffers import DTYPES
-from hpctk.collectives.allreduce import start_in_place
+from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.engine import engine_of
 from hpctk.errors import SettingError
 from hpctk.tasks import digits
@@ -114,7 +114,7 @@ def average_gradients(here: World, network: torch.nn.Module, schedule: str) -> N
     """
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
     fused = torch.cat([gradient.flatten() for gradient in gradients])
-    start_in_place(here, fused, DTYPES["float32"], "mean", schedule).wait()
+    reduce_in_place(here, fused, DTYPES["float32"], "mean", schedule)
     parts = fused.split([gradient.numel() for gradient in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))

@@ -49,6 +49,6 @@ def test_damaged_file_is_an_error_on_every_rank(world, mpi_tmp_path, monkeypatch
     path = mpi_tmp_path / "calibration.json"
     world.run_on_root("writing", lambda: path.write_text(json.dumps({"format": "other"})) and None)
     monkeypatch.setenv("HPCTK_CALIBRATION", str(path))
-    monkeypatch.setattr(auto, "_calibrations", type(auto._calibrations)())
+    monkeypatch.delitem(world.attached, auto.Choice, raising=False)
     with pytest.raises(SettingError, match="run `hpctk calibrate`"):
         hpctk.allreduce(torch.ones(3))
