@@ -30,7 +30,7 @@ ANSWER_S = 0.5
 #: Looks before the core is offered to others for the first time.
 LOOKS = 8
 #: Seconds before the first nap: a message on its way is not worth giving up the core for.
-SPIN_S = 2e-4
+SPIN_S = 1e-3
 NAP_S = 5e-5
 #: Seconds between two looks for questions of others: each costs as much as a look for a message.
 LISTEN_S = 5e-3
