@@ -1,0 +1,74 @@
+"""Calibrations as data: interpolation, choice, and files that are not what they should be."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpctk.collectives.calibration import Calibration, interpolate
+from hpctk.errors import SettingError
+from hpctk.schedules import build
+from hpctk.schedules.cost import price
+from hpctk.schedules.machine import Machine
+
+POINTS = ((8, 1e-5), (1000, 1e-4), (1_000_000, 1e-2))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "seconds"), [(0, 1e-5), (8, 1e-5), (1000, 1e-4), (1_000_000, 1e-2), (2_000_000, 2e-2)]
+)
+def test_interpolation_meets_the_points_and_goes_on_in_proportion(nbytes, seconds):
+    assert interpolate(POINTS, nbytes) == pytest.approx(seconds)
+
+
+@given(st.integers(0, 10**8), st.integers(0, 10**8))
+def test_more_bytes_never_take_less_time(a, b):
+    lo, hi = sorted((a, b))
+    assert interpolate(POINTS, lo) <= interpolate(POINTS, hi) * (1 + 1e-12)
+
+
+def test_measured_times_decide_for_the_measured_number_of_ranks_only():
+    measured = {"binomial": ((8, 1e-9), (10**8, 1e-8)), "ring": ((8, 1.0), (10**8, 10.0))}
+    known = Calibration(ranks=4, measured=measured)
+    nodes = [[rank] for rank in range(8)]
+    assert known.best("allreduce", 4, 10**7, nodes[:4]) == "binomial"
+    assert known.best("allreduce", 8, 10**8, nodes) != "binomial"
+
+
+def test_factors_correct_the_price():
+    nodes = [[rank] for rank in range(4)]
+    plan = build("ring", "allreduce", 4)
+    known = Calibration(factors={"ring": 2.0})
+    assert known.seconds(plan, 10**7) == pytest.approx(2 * price(plan, 10**7, Machine()))
+    prices = {name: known.seconds(build(name, "allreduce", 4), 10**7) for name in ("ring", "rotation")}
+    assert known.best("allreduce", 4, 10**7, nodes) != "ring" or prices["ring"] <= prices["rotation"]
+
+
+def test_round_trip():
+    known = Calibration(Machine(byte_s=1e-8), {"ring": 1.1}, 3, {"ring": POINTS, "mpi": POINTS})
+    assert Calibration.from_json(known.to_json()) == known
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(format="x"), "format"),
+        (lambda d: d.update(version=99), "version 99"),
+        (lambda d: d.pop("factors"), "factors"),
+        (lambda d: d["machine"].update(byte_s=-1), "byte_s"),
+        (lambda d: d.update(measured={"ring": [[1]]}), "ValueError"),
+        (lambda d: d.update(measured=7), "AttributeError"),
+    ],
+)
+def test_damaged_files(change, words):
+    document = json.loads(Calibration().to_json())
+    change(document)
+    with pytest.raises(SettingError, match=words):
+        Calibration.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7"])
+def test_not_even_a_calibration(text):
+    with pytest.raises(SettingError, match="hpctk calibrate"):
+        Calibration.from_json(text)
