@@ -14,6 +14,7 @@ VARIABLES = {
     "HPCTK_TIMEOUT_S": "seconds a rank waits for its peers before it gives up [600]",
     "HPCTK_GPU_AWARE": "1: MPI takes device memory, 0: stage through the host [asked from MPI]",
     "HPCTK_CALIBRATION": "the file `hpctk calibrate` writes, for schedule='auto' [~/.config/hpctk/calibration.json]",
+    "HPCTK_PROGRESS": "bar: one line rewritten, lines: a line every 10 s, none [bar on a terminal, else lines]",
     "HPCTK_VENV": "the virtual environment of the scripts in launch/ [.venv]",
     "HPCTK_CLUSTER_HOSTS": "set by launch/cluster: how many emulated hosts there are",
     "HPCTK_CLUSTER_RATE": "set by launch/cluster: the rate of their links",
@@ -51,12 +52,20 @@ def gpu_aware(environ: Mapping[str, str] = os.environ) -> bool | None:
 def complaints(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return what is wrong with the values of HPCTK_* variables, a sentence each."""
     found = []
-    for read in (timeout_s, gpu_aware):
+    for read in (timeout_s, gpu_aware, progress):
         try:
             read(environ)
         except SettingError as error:
             found.append(str(error))
     return found
+
+
+def progress(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return how progress is to be shown, None where HPCTK_PROGRESS is not set."""
+    text = environ.get("HPCTK_PROGRESS", "")
+    if text not in ("", "bar", "lines", "none"):
+        raise SettingError(f"HPCTK_PROGRESS={text!r}: need bar, lines or none")
+    return text or None
 
 
 def calibration_file(environ: Mapping[str, str] = os.environ) -> Path:

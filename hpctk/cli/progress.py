@@ -7,8 +7,10 @@ import sys
 import time
 from typing import TextIO
 
+from hpctk import environment
+
 #: Seconds between two rewritings, and between two lines in a log.
-TERMINAL_S, LOG_S = 0.1, 10.0
+BAR_S, LINE_S = 0.1, 10.0
 
 
 class Progress:
@@ -24,7 +26,8 @@ class Progress:
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
         self._title = title
         self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
+        # mpirun stands between a rank and the terminal: whoever started it says what there is.
+        self._style = environment.progress() or ("bar" if self._stream.isatty() else "lines")
         self._began = self._shown = 0.0
 
     def step(self, done: int, total: int, remark: str = "") -> None:
@@ -33,11 +36,13 @@ class Progress:
         # The clock starts with the first step: what was loaded before it says nothing about the rest.
         self._began = self._began or now
         last = done >= total
-        if not last and now - self._shown < (TERMINAL_S if self._terminal else LOG_S):
+        if self._style == "none" or (
+            not last and now - self._shown < (BAR_S if self._style == "bar" else LINE_S)
+        ):
             return
         self._shown = now
         line = self._line(done, total, remark, now - self._began)
-        if self._terminal:
+        if self._style == "bar":
             width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{line[:width]:<{width}}" + ("\n" if last else ""))
         else:

@@ -6,6 +6,7 @@ import pytest
 
 from hpctk.cli.progress import Progress
 from hpctk.cli.table import bytes_text, seconds_text, table
+from hpctk.errors import SettingError
 
 
 class Terminal(io.StringIO):
@@ -31,6 +32,18 @@ def test_a_terminal_line_is_rewritten_and_ended_once():
         bar.step(step, 100)
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().endswith("\n")
+
+
+def test_the_launcher_decides_where_mpirun_hides_the_terminal(monkeypatch):
+    for style, newlines in (("bar", 1), ("lines", 1), ("none", 0)):
+        monkeypatch.setenv("HPCTK_PROGRESS", style)
+        stream = io.StringIO()
+        Progress("digits", stream).step(5, 5)
+        assert stream.getvalue().count("\n") == newlines
+        assert ("\r" in stream.getvalue()) == (style == "bar")
+    monkeypatch.setenv("HPCTK_PROGRESS", "fancy")
+    with pytest.raises(SettingError, match="bar, lines or none"):
+        Progress("digits", io.StringIO())
 
 
 def test_table_aligns():
