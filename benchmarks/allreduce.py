@@ -26,11 +26,9 @@ from hpctk.cli.table import bytes_text, seconds_text, table
 from hpctk.collectives import auto
 from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.calibrate import calibrate
-from hpctk.collectives.calibration import site
 from hpctk.collectives.consensus import aggregate_in_place
 from hpctk.collectives.consensus_weights import new_state
 from hpctk.schedules import build
-from hpctk.schedules.cost import price
 from hpctk.schedules.registry import names
 from hpctk.world import world
 
@@ -187,9 +185,7 @@ def show(here, seconds, nbytes, target):
         entry = {"name": name, "seconds": value, "limit_ratio": value / limit if limit else None}
         if name.startswith("plan:"):
             plan = build(name.removeprefix("plan:"), "allreduce", here.size, nodes=here.nodes)
-            entry["priced_seconds"] = (
-                price(plan, nbytes, site(known.machine, here.nodes)) * known.factors[plan.name]
-            )
+            entry["priced_seconds"] = known.seconds(plan, nbytes, here.nodes)
         if name == "auto":
             entry["chosen"] = auto.choose(here, "allreduce", nbytes)
         entries.append(entry)

@@ -124,7 +124,7 @@ def prices(known: Any, kind: str, ranks: int, nbytes: int, nodes: Any) -> list[d
                 "messages": volume.messages,
                 "sent_bytes": volume.sent * per_block,
                 "path_bytes": volume.path * per_block,
-                "seconds": known.seconds(plan, nbytes),
+                "seconds": known.seconds(plan, nbytes, nodes),
             }
         )
     return sorted(entries, key=lambda entry: entry["seconds"])

@@ -32,6 +32,8 @@ from hpctk.schedules.registry import names
 from hpctk.world import World
 
 SIZES = (8, 4096, 32768, 262144, 2**21, 2**24)
+#: From this many bytes the model is held against the measurements.
+LARGE = 2**18
 #: The largest size is the first whose ring takes longer than this.
 LONG_S = 0.25
 REPEATS = 5
@@ -55,11 +57,14 @@ def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
     points: dict[str, Points] = {name: tuple(row) for name, row in measured.items()}
     report("latency, messages, adding")
     machine = figures(here, points)
-    factors = {}
-    for plan in plans:
-        nbytes, seconds = points[plan.name][-1]
-        predicted = price(plan, nbytes, site(machine, here.nodes))
-        factors[plan.name] = seconds / predicted if predicted > 0 else 1.0
+    inside = site(machine, here.nodes)
+    factors = {
+        plan.name: tuple(
+            (nbytes, s / price(plan, nbytes, inside)) for nbytes, s in points[plan.name] if nbytes >= LARGE
+        )
+        for plan in plans
+        if here.size > 1
+    }
     return Calibration(machine, factors, here.size, points)
 
 

@@ -36,8 +36,8 @@ class Calibration:
     ----------
     machine : Machine
     factors : mapping
-        Schedule -> measured time over the model's, for large tensors: what the engine's overlap of
-        rounds gains (below 1), or what the model does not know of (above).
+        Schedule -> (bytes, measured time over the model's), by ascending bytes: what the engine's
+        overlap of rounds gains (below 1), or what the model does not know of (above).
     ranks : int
         How many ranks were measured; 0 for none.
     measured : mapping
@@ -45,13 +45,14 @@ class Calibration:
     """
 
     machine: Machine = field(default_factory=Machine)
-    factors: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, Points] = field(default_factory=dict)
     ranks: int = 0
     measured: Mapping[str, Points] = field(default_factory=dict)
 
-    def seconds(self, plan: Plan, nbytes: int) -> float:
-        """Return the predicted time of a plan."""
-        return price(plan, nbytes, site(self.machine, plan.nodes)) * self.factors.get(plan.name, 1.0)
+    def seconds(self, plan: Plan, nbytes: int, nodes: Nodes | None = None) -> float:
+        """Return the predicted time of a plan on ranks that lie on `nodes` (one each where not given)."""
+        factor = factor_at(self.factors.get(plan.name, ()), nbytes)
+        return price(plan, nbytes, site(self.machine, nodes)) * factor
 
     def best(self, kind: str, size: int, nbytes: int, nodes: Nodes) -> str:
         """Return the name of the schedule to use; "mpi" for MPI's own all-reduce."""
@@ -60,9 +61,7 @@ class Calibration:
         if kind == "allreduce" and nbytes < MPI_BELOW_BYTES:
             return "mpi"
         plans = [build(name, kind, size, nodes=nodes) for name in names(kind, with_nodes=len(nodes) > 1)]
-        machine = site(self.machine, nodes)
-        best = min(plans, key=lambda p: price(p, nbytes, machine) * self.factors.get(p.name, 1.0))
-        return best.name
+        return min(plans, key=lambda plan: self.seconds(plan, nbytes, nodes)).name
 
     def to_json(self) -> str:
         """Return the text of a calibration file."""
@@ -70,9 +69,9 @@ class Calibration:
             "format": FORMAT,
             "version": VERSION,
             "machine": json.loads(self.machine.to_json()),
-            "factors": dict(self.factors),
+            "factors": _listed(self.factors),
             "ranks": self.ranks,
-            "measured": {name: [list(point) for point in points] for name, points in self.measured.items()},
+            "measured": _listed(self.measured),
         }
         return json.dumps(document, indent=2) + "\n"
 
@@ -81,12 +80,8 @@ class Calibration:
         """Return the calibration in a file's text; SettingError says what is wrong with it."""
         document = _parsed(text)
         try:
-            measured = {
-                str(name): tuple((int(nbytes), float(seconds)) for nbytes, seconds in points)
-                for name, points in document["measured"].items()
-            }
-            factors = {str(name): float(factor) for name, factor in document["factors"].items()}
             machine = Machine.from_json(json.dumps(document["machine"]))
+            factors, measured = _points(document["factors"]), _points(document["measured"])
             return cls(machine, factors, int(document["ranks"]), measured)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError(
@@ -116,6 +111,26 @@ def interpolate(points: Points, nbytes: int) -> float:
             share = math.log(nbytes / lo) / math.log(hi / lo)
             return float(lo_s * (hi_s / lo_s) ** share)
     return points[-1][1] * nbytes / points[-1][0]
+
+
+def factor_at(points: Points, nbytes: int) -> float:
+    """Return the factor for `nbytes`: straight lines over the logarithm of the bytes, level beyond the ends."""
+    if not points:
+        return 1.0
+    if nbytes <= points[0][0]:
+        return points[0][1]
+    for (lo, before), (hi, after) in pairwise(points):
+        if nbytes <= hi:
+            return before + (after - before) * math.log(nbytes / lo) / math.log(hi / lo)
+    return points[-1][1]
+
+
+def _listed(rows: Mapping[str, Points]) -> dict[str, list[list[float]]]:
+    return {name: [list(point) for point in points] for name, points in rows.items()}
+
+
+def _points(rows: Mapping[str, Any]) -> dict[str, Points]:
+    return {str(name): tuple((int(n), float(value)) for n, value in points) for name, points in rows.items()}
 
 
 def _parsed(text: str) -> dict[str, Any]:

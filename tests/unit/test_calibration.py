@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctk.collectives.calibration import Calibration, interpolate
+from hpctk.collectives.calibration import Calibration, factor_at, interpolate
 from hpctk.errors import SettingError
 from hpctk.schedules import build
 from hpctk.schedules.cost import price
@@ -39,14 +39,23 @@ def test_measured_times_decide_for_the_measured_number_of_ranks_only():
 def test_factors_correct_the_price():
     nodes = [[rank] for rank in range(4)]
     plan = build("ring", "allreduce", 4)
-    known = Calibration(factors={"ring": 2.0})
+    known = Calibration(factors={"ring": ((10**6, 2.0),)})
     assert known.seconds(plan, 10**7) == pytest.approx(2 * price(plan, 10**7, Machine()))
     prices = {name: known.seconds(build(name, "allreduce", 4), 10**7) for name in ("ring", "rotation")}
     assert known.best("allreduce", 4, 10**7, nodes) != "ring" or prices["ring"] <= prices["rotation"]
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "factor"), [(1, 2.0), (10**6, 2.0), (10**7, 1.5), (10**8, 1.0), (10**9, 1.0)]
+)
+def test_factors_between_and_beyond_the_measured_sizes(nbytes, factor):
+    assert factor_at(((10**6, 2.0), (10**8, 1.0)), nbytes) == pytest.approx(factor)
+
+
 def test_round_trip():
-    known = Calibration(Machine(byte_s=1e-8), {"ring": 1.1}, 3, {"ring": POINTS, "mpi": POINTS})
+    known = Calibration(
+        Machine(byte_s=1e-8), {"ring": ((10**6, 1.1), (10**7, 0.9))}, 3, {"ring": POINTS, "mpi": POINTS}
+    )
     assert Calibration.from_json(known.to_json()) == known
 
 
