@@ -27,7 +27,7 @@ from hpctk.collectives import auto
 from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.calibrate import calibrate
 from hpctk.collectives.consensus import aggregate_in_place
-from hpctk.collectives.consensus_weights import new_state
+from hpctk.collectives.consensus_weights import ConsensusState
 from hpctk.schedules import build
 from hpctk.schedules.registry import names
 from hpctk.world import world
@@ -122,7 +122,7 @@ def contenders(here, nbytes):
     if horovod():
         found["horovod"] = lambda: horovod().allreduce_(tensor, name="bench", op=horovod().Average)
     found["adacons:one-pass"] = lambda: aggregate_in_place(
-        here, data, [0, len(data)], new_state(), 0.99, "mean_norm"
+        here, data, [0, len(data)], ConsensusState(), 0.99, "mean_norm"
     )
     found["adacons:two-pass"] = lambda: two_pass(here, data)
     found["adacons:two-pass-mpi"] = lambda: two_pass_mpi(here, data)
@@ -168,6 +168,9 @@ def main() -> None:
     start_gloo(here)
     runs, data = contenders(here, nbytes)
     if options.only:
+        unknown = set(options.only.split(",")) - set(runs)
+        if unknown:
+            sys.exit(f"bench: no contender {', '.join(unknown)}; there are {', '.join(runs)}")
         runs = {name: run for name, run in runs.items() if name in options.only.split(",")}
     seconds = measure(here, runs, data, options.repeats, report)
     if here.rank == 0:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hpctk.collectives.broadcast import broadcast as broadcast
     from hpctk.collectives.broadcast import ibroadcast as ibroadcast
     from hpctk.collectives.consensus import consensus as consensus
+    from hpctk.collectives.consensus_weights import ConsensusState as ConsensusState
     from hpctk.collectives.reduce_scatter import ireduce_scatter as ireduce_scatter
     from hpctk.collectives.reduce_scatter import reduce_scatter as reduce_scatter
     from hpctk.collectives.weighted_mean import weighted_mean as weighted_mean
@@ -35,6 +36,7 @@ _HOMES = {
     "reduce_scatter": "collectives.reduce_scatter",
     "ireduce_scatter": "collectives.reduce_scatter",
     "weighted_mean": "collectives.weighted_mean",
+    "ConsensusState": "collectives.consensus_weights",
     "HpctkError": "errors",
 }
 

@@ -83,7 +83,9 @@ def dtype_of(tensor: Any) -> Dtype:
 
 def describe(tensor: Any) -> list[tuple[str, object]]:
     """Return what all ranks must agree on before a tensor travels. Never raises: a list has a type too."""
-    kind = type(tensor).__name__ if not is_torch(tensor) else str(tensor.layout)
+    kind = type(tensor).__name__
+    if is_torch(tensor):
+        kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
     shape = tuple(getattr(tensor, "shape", ()))
     return [("shape", shape), ("dtype", getattr(tensor, "dtype", "none")), ("kind", kind)]
 

@@ -24,6 +24,8 @@ Facts = dict[str, Any]
 
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "numba", "horovod", "matplotlib", "pytest", "pytest-mpi")
 
+#: Seconds for the imports below; torch on a cold network file system takes its time.
+PROBE_S = 120
 #: Run apart, because importing torch takes seconds and a broken Horovod can take the process with it.
 PROBE = """
 import json
@@ -88,9 +90,17 @@ def probe() -> Facts:
     """Return what a process of its own found out about torch and Horovod."""
     # Without the launcher's variables: this process is no rank of the job we may be in.
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "HYDI_", "PRTE_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, env=environ, check=False
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            capture_output=True,
+            text=True,
+            env=environ,
+            check=False,
+            timeout=PROBE_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {"torch_error": f"importing it took longer than {PROBE_S} s", "horovod_error": "not asked"}
     last = (done.stderr.strip().splitlines() or ["no output"])[-1]
     ended = f"importing it ended with status {done.returncode}: {last}"
     try:

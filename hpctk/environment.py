@@ -16,6 +16,8 @@ VARIABLES = {
     "HPCTK_CALIBRATION": "the file `hpctk calibrate` writes, for schedule='auto' [~/.config/hpctk/calibration.json]",
     "HPCTK_PROGRESS": "bar: one line rewritten, lines: a line every 10 s, none [bar on a terminal, else lines]",
     "HPCTK_VENV": "the virtual environment of the scripts in launch/ [.venv]",
+    "HPCTK_CLUSTER_NAME": "set by launch/cluster: the name of the emulated cluster",
+    "HPCTK_BENCH_MPI_RING": "set by launch/bench: the bytes beyond which Open MPI takes its segmented ring",
     "HPCTK_CLUSTER_HOSTS": "set by launch/cluster: how many emulated hosts there are",
     "HPCTK_CLUSTER_RATE": "set by launch/cluster: the rate of their links",
     "HPCTK_CLUSTER_HEAD": "set by launch/cluster: the address of the first host",

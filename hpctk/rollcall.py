@@ -65,6 +65,9 @@ class Vigil:
         if not self._began:
             self._began, self._next_listen = now, now + LISTEN_S
             self._next_question = now + self._roll_call.patience_s
+        if self._roll_call.work():
+            self.progress()
+            return
         if now < self._began + SPIN_S:
             os.sched_yield()
             return
@@ -97,6 +100,8 @@ class RollCall:
         self.timeout_s = timeout_s
         self.left: dict[int, str] = {}
         self.gave_up: dict[int, str] = {}
+        #: Work to go on with while waiting; each returns whether it got something done.
+        self.background: list[Callable[[], bool]] = []
         self._on_missing = on_missing
         self._number = 0
         self._outgoing: list[tuple[MPI.Request, Any]] = []
@@ -119,6 +124,13 @@ class RollCall:
         vigil = self.vigil(operation)
         while not MPI.Request.Testall(requests):
             vigil.nap(lambda: peers)
+
+    def work(self) -> bool:
+        """Go on with everything in the background; return whether anything got done."""
+        done = False
+        for step in self.background:
+            done |= step()
+        return done
 
     @property
     def patience_s(self) -> float:

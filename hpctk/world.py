@@ -10,7 +10,8 @@
 Freed when the user frees their communicator (a collective call, and MPI tells us in it), else at
 exit in creation order; never by the garbage collector, which runs when it likes on each rank.
 
-Nothing here blocks in MPI: every wait is polled against a deadline (rollcall.py).
+Waits are polled against a deadline (rollcall.py). Only Split_type and Free block in MPI, and they come
+when all ranks are known to be there.
 """
 
 from __future__ import annotations
@@ -53,17 +54,22 @@ class World(Agreement):
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self._neighbours: dict[int, postmortem.Process] = {}
-        self._rolls = first_meeting(comm, environment.timeout_s())
-        self._roll_call = RollCall(self._rolls, environment.timeout_s(), self._show_missing)
+        self._rolls = first_meeting(comm, _readable_timeout_s())
+        self._roll_call = RollCall(self._rolls, _readable_timeout_s(), self._show_missing)
         self.data, data_made = comm.Idup()
         self.control, control_made = comm.Idup()
         self.wait([data_made, control_made], "duplicating the communicator")
+        with self.shared_errors("reading the settings"):
+            environment.timeout_s()
+            environment.gpu_aware()
         self._check_launcher(comm)
         self.node = self.control.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank, self.local_size = self.node.Get_rank(), self.node.Get_size()
         self.nodes = self._find_nodes()
         self.gpu = self._agree_on_gpu()
         self.door = Door(self.gpu.aware)
+        #: Called while a rank waits for anything; returns whether it got something done.
+        self.background = self._roll_call.background
         #: What the layers above keep for these ranks, by type: looked up in every call, so a plain dict.
         self.attached: dict[type, Any] = {}
         if self.size > 1:
@@ -201,6 +207,14 @@ def absent(comm: MPI.Intracomm) -> list[int]:
         time.sleep(NAP_S)
     MPI.Request.Testall(sent)
     return [peer for peer in neighbours if peer not in here][:8]
+
+
+def _readable_timeout_s() -> float:
+    """Return HPCTK_TIMEOUT_S, the default where it is nonsense: the ranks must meet before they can say so."""
+    try:
+        return environment.timeout_s()
+    except SettingError:
+        return environment.DEFAULT_TIMEOUT_S
 
 
 _worlds: list[World] = []

@@ -100,7 +100,7 @@ def priced(options: argparse.Namespace) -> str:
     ]
     head = f"{options.kind} of {bytes_text(options.bytes)} on {options.ranks} ranks, {options.per_node} on a node"
     origin = (
-        f"figures measured on {known.ranks} ranks: {source}"
+        f"figures measured on nodes of {list(known.layout)} ranks: {source}"
         if text
         else "figures of a 10 Gbit/s cluster: not yours"
     )

@@ -41,6 +41,7 @@ def iallgather(tensor: Any, *, schedule: str = "auto", comm: MPI.Intracomm | Non
     here.agree("allgather", [*buffers.describe(tensor), ("schedule", schedule)])
     tensor = buffers.native(tensor)
     dtype = buffers.dtype_of(tensor)
+    buffers.flatten(tensor)  # refuses what cannot travel, such as sparse tensors
     everyone = _stack(here, tensor)
     flat = here.door.enter(everyone)
     chosen = auto.choose(here, "allgather", len(flat) * dtype.itemsize) if schedule == "auto" else schedule

@@ -42,7 +42,7 @@ def allreduce(
         The same shape and dtype on every rank; a device tensor's result is on that device.
     op : {"mean", "sum", "max"}
     schedule : str
-        A name that `hpctk schedule list` shows, "mpi" for MPI's own, or "auto".
+        A name that `hpctk schedule list` shows, "mpi" for MPI's own (whose maximum may lose a NaN), or "auto".
     comm : MPI.Intracomm, optional
         COMM_WORLD where not given.
     """
@@ -81,7 +81,7 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
     nbytes = _nbytes(tensor, dtype)
     if nbytes <= FEW_BYTES and (schedule == "mpi" or schedule == "auto"):
         began = time.perf_counter()
-        chosen = schedule if schedule == "mpi" else auto.choose(here, "allreduce", nbytes)
+        chosen = schedule if schedule == "mpi" else _choose(here, nbytes, dtype, op)
         if chosen == "mpi" and mpi_own.allreduce_few(here, tensor, dtype, op):
             _report(here, nbytes // dtype.itemsize, dtype, began)
             return tensor
@@ -94,28 +94,20 @@ def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: st
     Collective over the communicator. In place; waiting returns `tensor`.
     """
     nbytes = _nbytes(tensor, dtype)
-    chosen = auto.choose(here, "allreduce", nbytes) if schedule == "auto" else schedule
+    chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
     by_mpi = chosen == "mpi"
+    plan = build("ring" if by_mpi else chosen, "allreduce", here.size, nodes=here.nodes)
     flat = here.door.enter(tensor, stage=by_mpi)
 
-    def finish(reduced: Any) -> Any:
-        if op == "mean":
-            reduced /= here.size
-        if reduced is not flat:
-            flat[...] = reduced.to(flat.dtype) if buffers.is_torch(reduced) else reduced
+    def finish() -> Any:
         here.door.leave(tensor, flat)
         return tensor
 
     if by_mpi:
         return _start_mpi(here, flat, dtype, op, finish)
-    return _start_plan(here, flat, dtype, op, chosen, finish)
-
-
-def _start_plan(here: World, flat: Any, dtype: Dtype, op: str, schedule: str, finish: Any) -> Handle:
-    plan = build(schedule, "allreduce", here.size, nodes=here.nodes)
-    parts = elements(flat, dtype, op)
+    parts = elements(flat, dtype, op, here.size)
     segment_bytes = auto.machine(here).segment_bytes
-    return engine_of(here).handle(plan, parts, lambda: finish(flat), segment_bytes=segment_bytes)
+    return engine_of(here).handle(plan, parts, finish, segment_bytes=segment_bytes)
 
 
 def _start_mpi(here: World, flat: Any, dtype: Dtype, op: str, finish: Any) -> Handle:
@@ -128,7 +120,10 @@ def _start_mpi(here: World, flat: Any, dtype: Dtype, op: str, finish: Any) -> Ha
     def wait() -> Any:
         here.wait(requests, name)
         _report(here, n, dtype, began)
-        return finish(wide)
+        result = wide / here.size if op == "mean" else wide
+        if result is not flat:
+            flat[...] = result.to(flat.dtype) if buffers.is_torch(result) else result
+        return finish()
 
     return Handle(name, lambda: all(request.Test() for request in requests), wait)
 
@@ -136,6 +131,12 @@ def _start_mpi(here: World, flat: Any, dtype: Dtype, op: str, finish: Any) -> Ha
 def _report(here: World, n: int, dtype: Dtype, began: float) -> None:
     seconds = time.perf_counter() - began
     engine_of(here).report(Call("allreduce", "mpi", n, n * dtype.itemsize, None, None, 0, began, seconds))
+
+
+def _choose(here: World, nbytes: int, dtype: Dtype, op: str) -> str:
+    chosen = auto.choose(here, "allreduce", nbytes)
+    # MPI's maximum of a number and NaN is the one or the other; ours is NaN.
+    return "recursive_doubling" if chosen == "mpi" and op == "max" and "float" in dtype.unit else chosen
 
 
 def _nbytes(tensor: Any, dtype: Dtype) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -22,7 +23,7 @@ import numpy as np
 
 from hpctk.buffers import DTYPES
 from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.calibration import Calibration, Points, site
+from hpctk.collectives.calibration import Calibration, Points, layout_of, site
 from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import SEGMENT_BYTES, engine_of
 from hpctk.schedules import Plan, build, recursive_doubling, ring
@@ -65,7 +66,7 @@ def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
         for plan in plans
         if here.size > 1
     }
-    return Calibration(machine, factors, here.size, points)
+    return Calibration(machine, factors, layout_of(here.nodes), points)
 
 
 def measure(here: World, plans: list[Plan], nbytes: int) -> dict[str, float]:
@@ -110,16 +111,13 @@ def figures(here: World, points: dict[str, Points]) -> Machine:
     share = max(seconds - price(around, nbytes, free), 0.5 * seconds)
     byte_s = share / (around.volume.path / around.blocks * nbytes)
     factor = exchange_factor(here, points, free, byte_s)
-    return Machine(
-        latency_s=latency_s,
-        message_s=message_s,
-        byte_s=byte_s,
-        combine_byte_s=combine_byte_s,
-        exchange_factor=factor,
-        segment_bytes=SEGMENT_BYTES,
-        local_latency_s=latency_s if len(here.nodes) == 1 else Machine().local_latency_s,
-        local_byte_s=byte_s if len(here.nodes) == 1 else Machine().local_byte_s,
+    common = replace(
+        Machine(), message_s=message_s, combine_byte_s=combine_byte_s, segment_bytes=SEGMENT_BYTES
     )
+    if len(here.nodes) == 1:
+        # Nothing was learnt about a network: its figures stay as they are.
+        return replace(common, local_latency_s=latency_s, local_byte_s=byte_s)
+    return replace(common, latency_s=latency_s, byte_s=byte_s, exchange_factor=factor)
 
 
 def exchange_factor(here: World, points: dict[str, Points], free: Machine, byte_s: float) -> float:

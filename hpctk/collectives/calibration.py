@@ -1,7 +1,7 @@
 """What was measured on a user's own ranks: the machine's figures, and how long every schedule took.
 
-Kept in a small JSON file. For the number of ranks it was measured with, the measured times decide;
-for any other number, the cost model with the measured figures.
+Kept in a small JSON file. For as many ranks on as many nodes as it was measured with, the measured
+times decide; for any other layout, the cost model with the measured figures.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Calibration:
     factors : mapping
         Schedule -> (bytes, measured time over the model's), by ascending bytes: what the engine's
         overlap of rounds gains (below 1), or what the model does not know of (above).
-    ranks : int
-        How many ranks were measured; 0 for none.
+    layout : tuple of int
+        How many ranks lay on each node when it was measured; empty for none.
     measured : mapping
         Schedule ("mpi" too) -> (bytes, seconds) of all-reduces, by ascending bytes.
     """
 
     machine: Machine = field(default_factory=Machine)
     factors: Mapping[str, Points] = field(default_factory=dict)
-    ranks: int = 0
+    layout: tuple[int, ...] = ()
     measured: Mapping[str, Points] = field(default_factory=dict)
 
     def seconds(self, plan: Plan, nbytes: int, nodes: Nodes | None = None) -> float:
@@ -56,7 +56,7 @@ class Calibration:
 
     def best(self, kind: str, size: int, nbytes: int, nodes: Nodes) -> str:
         """Return the name of the schedule to use; "mpi" for MPI's own all-reduce."""
-        if kind == "allreduce" and size == self.ranks and self.measured:
+        if kind == "allreduce" and self.measured and layout_of(nodes) == self.layout:
             return min(self.measured, key=lambda name: interpolate(self.measured[name], nbytes))
         if kind == "allreduce" and nbytes < MPI_BELOW_BYTES:
             return "mpi"
@@ -70,7 +70,7 @@ class Calibration:
             "version": VERSION,
             "machine": json.loads(self.machine.to_json()),
             "factors": _listed(self.factors),
-            "ranks": self.ranks,
+            "layout": list(self.layout),
             "measured": _listed(self.measured),
         }
         return json.dumps(document, indent=2) + "\n"
@@ -82,7 +82,7 @@ class Calibration:
         try:
             machine = Machine.from_json(json.dumps(document["machine"]))
             factors, measured = _points(document["factors"]), _points(document["measured"])
-            return cls(machine, factors, int(document["ranks"]), measured)
+            return cls(machine, factors, tuple(int(ranks) for ranks in document["layout"]), measured)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError(
                 f"calibration file: {type(error).__name__}: {error}; run `hpctk calibrate`"
@@ -92,6 +92,11 @@ class Calibration:
 def read(path: Path) -> str:
     """Return the text of a calibration file, empty where there is none."""
     return path.read_text() if path.exists() else ""
+
+
+def layout_of(nodes: Nodes) -> tuple[int, ...]:
+    """Return the number of ranks on each node."""
+    return tuple(len(ranks) for ranks in nodes)
 
 
 def site(machine: Machine, nodes: Nodes | None) -> Machine:

@@ -56,7 +56,7 @@ def consensus(
     tensors : sequence of torch.Tensor
         float32 or float64, the same shapes on every rank.
     state : ConsensusState
-        What earlier calls left; `consensus_weights.new_state()` at first.
+        What earlier calls left; `hpctk.ConsensusState()` at first.
     momentum, scale, layerwise
         As in AdaCons: beta, the scale of the result, and whether every tensor gets weights of its own.
     comm : MPI.Intracomm, optional

@@ -19,7 +19,8 @@ plain mean serves, m stays as it was, and the step is counted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -44,13 +45,8 @@ class ConsensusState:
         How often the plain mean had to serve, over all groups.
     """
 
-    sorted_momentum: dict[int, Any]
+    sorted_momentum: dict[int, Any] = field(default_factory=dict)
     fallbacks: int = 0
-
-
-def new_state() -> ConsensusState:
-    """Return a state that remembers nothing."""
-    return ConsensusState({})
 
 
 def check(momentum: float, scale: str) -> None:
@@ -78,6 +74,11 @@ def weights(
     alpha = inner / n / (norms + EPS)
     order = np.argsort(alpha, kind="stable")
     before = state.sorted_momentum.get(group)
+    if before is not None and len(before) != n:
+        warnings.warn(
+            f"AdaCons's momentum was of {len(before)} ranks, now there are {n}: it is dropped", stacklevel=2
+        )
+        before = None
     blended = alpha[order] if before is None else momentum * before + (1 - momentum) * alpha[order]
     terms = np.empty(n)
     terms[order] = blended

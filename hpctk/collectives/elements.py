@@ -55,12 +55,15 @@ class InPlace:
         The dtype that is combined; empty where nothing is (all-gather, broadcast).
     op : str
         sum, mean or max.
+    size : int
+        Number of ranks, for the mean.
     """
 
     extra_bytes = 0
 
-    def __init__(self, flat: Any, itemsize: int, unit: str = "", op: str = "sum") -> None:
+    def __init__(self, flat: Any, itemsize: int, unit: str = "", op: str = "sum", size: int = 1) -> None:
         self.itemsize = itemsize
+        self._divisor = size if op == "mean" else 1
         self._bytes = buffers.as_bytes(flat)
         self.n = len(self._bytes) // itemsize
         self._device = not isinstance(self._bytes, np.ndarray)
@@ -92,7 +95,9 @@ class InPlace:
         return self._bytes.new_empty(nbytes) if self._device else np.empty(nbytes, np.uint8)
 
     def finish(self) -> None:
-        """Nothing: the result is where it belongs."""
+        """Divide a sum into its mean; the result is where it belongs."""
+        if self._divisor > 1 and self.n:
+            self._values /= self._divisor
 
 
 class Widened:
@@ -106,7 +111,8 @@ class Widened:
         sum, mean or max.
     """
 
-    def __init__(self, flat: Any, op: str = "sum") -> None:
+    def __init__(self, flat: Any, op: str = "sum", size: int = 1) -> None:
+        self._divisor = size if op == "mean" else 1
         self._flat = flat
         self._wide = flat.float()
         self._bytes = buffers.as_bytes(flat)
@@ -144,19 +150,21 @@ class Widened:
         return self._bytes.new_empty(nbytes) if self._device else np.empty(nbytes, np.uint8)
 
     def finish(self) -> None:
-        """Round what has not been rounded yet."""
+        """Divide a sum into its mean, and round what has not been rounded yet."""
+        if self._divisor > 1:
+            self._wide /= self._divisor
         self._flat.copy_(self._wide)
 
 
-def elements(flat: Any, dtype: Dtype, op: str) -> InPlace | Widened:
-    """Return the elements of flat memory, to be combined with `op`."""
+def elements(flat: Any, dtype: Dtype, op: str, size: int = 1) -> InPlace | Widened:
+    """Return the elements of flat memory, to be combined with `op` over `size` ranks."""
     if not dtype.widened:
-        return InPlace(flat, dtype.itemsize, dtype.unit, op)
+        return InPlace(flat, dtype.itemsize, dtype.unit, op, size)
     if isinstance(flat, np.ndarray):
         import torch
 
         flat = torch.from_numpy(flat)
-    return Widened(flat, op)
+    return Widened(flat, op, size)
 
 
 def _combiner(op: str, by_torch: bool) -> Any:

@@ -48,6 +48,7 @@ class Engine:
         self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
         self._running: list[tuple[Run, Call]] = []
         self._started = 0
+        self._lanes: dict[int, Run] = {}
         self._workspaces: dict[str, Any] = {}
         self._lane = (transport.tag_limit + 1) // LANES
 
@@ -61,10 +62,11 @@ class Engine:
         kept: Kept | None = None,
     ) -> Run:
         """Start running `plan` on `elements`, in place. Collective over the transport's ranks."""
-        while len(self._running) >= LANES:
-            self.complete(self._running[0][0], "a collective started earlier")
         lane = self._started % LANES
         self._started += 1
+        # The tags may still be in use; all ranks take the same lane, so none may just take a free one.
+        if lane in self._lanes:
+            self.complete(self._lanes[lane], "a collective started earlier")
         tags = range(lane * self._lane, (lane + 1) * self._lane)
         began = time.perf_counter()
         run = Run(self.transport, plan, elements, min(segment_bytes, buffers.COUNT_LIMIT), tags, flight, kept)
@@ -72,6 +74,7 @@ class Engine:
             plan.kind, plan.name, elements.n, elements.n * elements.itemsize, None, None, 0, began, 0.0
         )
         self._running.append((run, opening))
+        self._lanes[lane] = run
         self._retire()
         return run
 
@@ -154,4 +157,6 @@ def engine_of(world: World) -> Engine:
     engine: Engine | None = world.attached.get(Engine)
     if engine is None:
         engine = world.attached[Engine] = Engine(MpiTransport(world))
+        # Ranks may wait for different things: whatever this one waits for, its runs go on.
+        world.background.append(engine.progress)
     return engine

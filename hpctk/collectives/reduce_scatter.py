@@ -59,11 +59,11 @@ def ireduce_scatter(
     lo, hi = bounds(len(flat), plan.blocks, plan.owned(here.rank))
 
     def finish() -> Any:
-        if op == "mean":
-            flat[lo:hi] /= here.size
         here.door.leave(work, flat)
         shard = buffers.flatten(work)[lo:hi]
         return shard.clone() if buffers.is_torch(shard) else shard.copy()
 
     segment_bytes = auto.machine(here).segment_bytes
-    return engine_of(here).handle(plan, elements(flat, dtype, op), finish, segment_bytes=segment_bytes)
+    return engine_of(here).handle(
+        plan, elements(flat, dtype, op, here.size), finish, segment_bytes=segment_bytes
+    )

@@ -20,6 +20,7 @@ from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from hpctk.collectives.elements import Elements
@@ -132,7 +133,7 @@ class Run:
         self._ready: list[tuple[int, Segment]] = []
         self._starved: deque[Segment] = deque()
         self._free: list[Any] = []
-        self._scratches = 0
+        self._scratches = self._scratch_bytes = 0
         self.sent_bytes = self.received_bytes = self.messages = 0
         self._look_ahead()
 
@@ -144,7 +145,7 @@ class Run:
     @property
     def extra_bytes(self) -> int:
         """Memory this run has held beside the tensor."""
-        return self._scratches * self._grid * self._elements.itemsize + self._elements.extra_bytes
+        return self._scratch_bytes + self._elements.extra_bytes
 
     def peers(self) -> list[int]:
         """Return the ranks this run waits for: those it receives from, else those it sends to."""
@@ -171,13 +172,22 @@ class Run:
         return min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1) if flights else []
 
     def _segments(self) -> Iterator[Segment]:
-        """Yield this rank's segments in the plan's order."""
+        """Yield this rank's segments in the plan's order.
+
+        Within a round sends and receives take turns: a window full of sends alone would leave two
+        ranks that send to each other both without a receive.
+        """
         plan, n = self._plan, self._elements.n
         for step in plan.rounds(self._transport.rank):
-            for send in step.sends:
-                yield from self._cut(SEND, send.peer, *bounds(n, plan.blocks, send.blocks))
-            for recv in step.recvs:
-                yield from self._cut(ACTIONS[recv.action], recv.peer, *bounds(n, plan.blocks, recv.blocks))
+            messages = [
+                self._cut(SEND, send.peer, *bounds(n, plan.blocks, send.blocks)) for send in step.sends
+            ]
+            messages += [
+                self._cut(ACTIONS[recv.action], recv.peer, *bounds(n, plan.blocks, recv.blocks))
+                for recv in step.recvs
+            ]
+            for turn in zip_longest(*messages):
+                yield from (segment for segment in turn if segment is not None)
 
     def _cut(self, kind: int, peer: int, lo: int, hi: int) -> Iterator[Segment]:
         grid, direction = self._grid, int(kind == SEND)
@@ -261,14 +271,22 @@ class Run:
         (self._sending if segment.kind == SEND else self._receiving).add(segment, request)
 
     def _take_scratch(self, segment: Segment) -> Any:
-        if not self._free:
-            if self._scratches == SCRATCH:
-                self._starved.append(segment)
-                return None
-            self._scratches += 1
-            self._free.append(self._elements.scratch(self._grid * self._elements.itemsize))
-        segment.scratch = self._free.pop()
-        return segment.scratch[: (segment.hi - segment.lo) * self._elements.itemsize]
+        nbytes = (segment.hi - segment.lo) * self._elements.itemsize
+        fitting = next((i for i, kept in enumerate(self._free) if len(kept) >= nbytes), None)
+        if fitting is not None:
+            segment.scratch = self._free.pop(fitting)
+        elif self._free or self._scratches < SCRATCH:
+            # One that is too short makes room for one that fits.
+            if self._free:
+                self._scratch_bytes -= len(self._free.pop())
+            else:
+                self._scratches += 1
+            segment.scratch = self._elements.scratch(nbytes)
+            self._scratch_bytes += nbytes
+        else:
+            self._starved.append(segment)
+            return None
+        return segment.scratch[:nbytes]
 
     def _arrive(self, segment: Segment) -> None:
         segment.arrived = True

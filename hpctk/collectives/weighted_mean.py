@@ -49,7 +49,8 @@ def weighted_mean(
         COMM_WORLD where not given.
     """
     here = world(comm)
-    mine = np.atleast_1d(np.asarray(weight, np.float64))
+    with here.shared_errors("reading the weights"):
+        mine = np.atleast_1d(np.asarray(weight, np.float64))
     here.agree("weighted_mean", [("weights", mine.size), ("schedule", schedule), *describe(tensors)])
     if mine.size not in (1, len(tensors)):
         raise SettingError(

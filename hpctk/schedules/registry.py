@@ -99,7 +99,10 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
         For an unknown name, or a kind that this schedule does not know; the text lists the known ones.
     """
     if name not in SCHEDULES:
-        raise SettingError(f"schedule={name!r}: known are {', '.join(SCHEDULES)}")
+        known = ", ".join(names(kind, with_nodes=True)) if kind in KINDS else ", ".join(SCHEDULES)
+        raise SettingError(
+            f"schedule={name!r}: known are {known}; where one may choose also auto, and mpi for all-reduce"
+        )
     builders = SCHEDULES[name].builders
     if kind not in builders:
         raise SettingError(f"kind={kind!r}: schedule {name!r} knows {', '.join(builders)}")

@@ -229,3 +229,60 @@ def test_foreign_device_arrays(world, monkeypatch):
     with recorded_synchronisation(monkeypatch):
         result = allreduce(mine)
     np.testing.assert_allclose(np.asarray(result), all_values(world, 64).mean(0))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_the_mean_of_short_floats_is_formed_in_float32(world, schedule, dtype):
+    # Partial sums that every dtype here holds exactly, a mean that it need not.
+    mine = torch.full((40_000,), 2.0 if world.rank else 4.0).to(dtype)
+    wanted = torch.full((40_000,), (2.0 * world.size + 2.0) / world.size).to(dtype)
+    assert torch.equal(allreduce(mine, schedule=schedule).float(), wanted.float())
+
+
+def test_max_keeps_nan(world):
+    for n in (world.size, 50_000):
+        mine = torch.zeros(n)
+        mine[world.rank] = float("nan")
+        result = allreduce(mine, op="max")
+        assert torch.isnan(result[: world.size]).all()
+        assert not torch.isnan(result[world.size :]).any()
+
+
+@pytest.mark.parametrize("schedule", names("allreduce", with_nodes=True))
+def test_messages_longer_than_the_window(world, schedule):
+    # More segments in one message than a run looks ahead, each above the eager limit of shared memory.
+    from hpctk.collectives.elements import InPlace
+    from hpctk.collectives.engine import engine_of
+    from hpctk.collectives.run import WINDOW
+    from hpctk.schedules import build
+
+    plan = build(schedule, "allreduce", world.size, nodes=world.nodes)
+    segment = 8192
+    array = np.full(plan.blocks * (WINDOW + 100) * segment // 4, float(world.rank + 1), np.float32)
+    engine_of(world).run(plan, InPlace(array, 4, "float32"), segment_bytes=segment)
+    assert np.all(array == sum(range(1, world.size + 1)))
+
+
+def test_tags_are_not_used_twice_at_once(world):
+    # One long all-reduce under way while as many short ones as there are lanes come and go.
+    from hpctk.collectives.engine import LANES
+
+    long = iallreduce(torch.full((3_000_000,), float(world.rank)), schedule="rotation")
+    for i in range(LANES + 2):
+        short = allreduce(torch.full((5000,), float(i)), schedule="ring")
+        assert torch.all(short == i)
+    assert torch.all(long.wait() == (world.size - 1) / 2)
+
+
+def test_runs_go_on_while_a_rank_waits_in_a_handshake(world):
+    big, small = torch.full((3_000_000,), 1.0), torch.ones(3)
+    first = iallreduce(big, schedule="ring")
+    if world.rank == 0:
+        # Waits for the others, which are in the next handshake already.
+        first.wait()
+        second = iallreduce(small, schedule="ring")
+    else:
+        second = iallreduce(small, schedule="ring")
+        first.wait()
+    assert torch.equal(second.wait(), small)

@@ -33,14 +33,14 @@ def test_auto_takes_what_was_measured_fastest(world, restored):
     fast, slow = ((8, 1e-6), (10**6, 1e-3)), ((8, 1e-3), (10**6, 1.0))
     for winner in ("rotation", "halving_doubling", "mpi"):
         measured = {name: fast if name == winner else slow for name in ("mpi", *names("allreduce"))}
-        auto.use(world, Calibration(ranks=world.size, measured=measured))
+        auto.use(world, Calibration(layout=(world.size,), measured=measured))
         assert auto.choose(world, "allreduce", 4000) == winner
         result = hpctk.allreduce(torch.full((1000,), float(world.rank)))
         np.testing.assert_allclose(result.numpy(), (world.size - 1) / 2)
 
 
 def test_auto_prices_other_numbers_of_ranks(world, restored):
-    auto.use(world, Calibration(ranks=world.size + 1, measured={"binomial": ((8, 1e-9),)}))
+    auto.use(world, Calibration(layout=(world.size + 1,), measured={"binomial": ((8, 1e-9),)}))
     assert auto.choose(world, "allreduce", 50_000_000) != "binomial"
     assert auto.choose(world, "allreduce", 8) == "mpi"
 

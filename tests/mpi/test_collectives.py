@@ -5,10 +5,11 @@ import pytest
 import torch
 
 import hpctk
-from hpctk.collectives.consensus_weights import SCALES, new_state
+from hpctk.collectives.consensus_weights import SCALES, ConsensusState
+from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import SEGMENT_BYTES, engine_of
 from hpctk.collectives.run import SCRATCH
-from hpctk.errors import MismatchError, SettingError, TensorError
+from hpctk.errors import MismatchError, PeerError, SettingError, TensorError
 from hpctk.schedules import bounds, build
 from hpctk.schedules.registry import names
 
@@ -157,7 +158,7 @@ def test_consensus_equals_the_two_pass_way(world, scale, layerwise):
     # A common part, so that the gradients agree and the guard stays out of it.
     common = tensors_of(99)
     rows = [[c + 0.3 * t for c, t in zip(common, row, strict=True)] for row in everyone(world)]
-    state = new_state()
+    state = ConsensusState()
     result = hpctk.consensus(rows[world.rank], state, scale=scale, layerwise=layerwise)
     assert state.fallbacks == 0
     if layerwise:
@@ -173,8 +174,8 @@ def test_consensus_equals_the_two_pass_way(world, scale, layerwise):
 
 def test_consensus_layerwise_with_one_tensor_is_modelwise(world):
     mine = [tensors_of(world.rank)[4] + 1]
-    one = hpctk.consensus(mine, new_state(), layerwise=True)[0]
-    other = hpctk.consensus(mine, new_state(), layerwise=False)[0]
+    one = hpctk.consensus(mine, ConsensusState(), layerwise=True)[0]
+    other = hpctk.consensus(mine, ConsensusState(), layerwise=False)[0]
     assert torch.equal(one, other)
 
 
@@ -182,7 +183,7 @@ def test_consensus_volume_is_one_allreduce(world):
     n = 6000 * world.size
     counter = engine_of(world).counter
     before = counter.sent_bytes
-    hpctk.consensus([torch.ones(n)], new_state())
+    hpctk.consensus([torch.ones(n)], ConsensusState())
     scalars = 2 * world.size * 8 * build("recursive_doubling", "allreduce", world.size).volume.sent
     gradient = 2 * (world.size - 1) * n * 4 // world.size
     assert gradient <= counter.sent_bytes - before <= gradient + scalars
@@ -190,9 +191,37 @@ def test_consensus_volume_is_one_allreduce(world):
 
 def test_consensus_refuses_mixed_dtypes(world):
     with pytest.raises(TensorError, match="one dtype"):
-        hpctk.consensus([torch.ones(2), torch.ones(2).double()], new_state())
+        hpctk.consensus([torch.ones(2), torch.ones(2).double()], ConsensusState())
 
 
 def test_shards_cover_everything(world):
     covered = [bounds(10, world.size, range(r, r + 1)) for r in range(world.size)]
     assert [i for lo, hi in covered for i in range(lo, hi)] == list(range(10))
+
+
+@pytest.mark.parametrize("n", [20, 5000])
+def test_scratch_is_no_longer_than_what_arrives(world, n):
+    run = engine_of(world).run(
+        build("ring", "allreduce", world.size), InPlace(np.ones(n, np.float32), 4, "float32")
+    )
+    assert run.extra_bytes <= 2 * 4 * n
+
+
+@pytest.mark.parametrize("call", [hpctk.allgather, hpctk.broadcast, hpctk.reduce_scatter, hpctk.allreduce])
+def test_sparse_tensors_are_refused(world, call):
+    with pytest.raises(TensorError, match="to_dense"):
+        call(torch.eye(3).to_sparse())
+
+
+def test_weights_that_are_no_numbers_are_an_error_everywhere(world):
+    with pytest.raises(PeerError, match=f"failed on rank {world.size - 1}"):
+        hpctk.weighted_mean([torch.ones(3)], "x" if world.rank == world.size - 1 else 1.0)
+
+
+def test_a_state_of_another_number_of_ranks_is_dropped(world):
+    if world.size < 2:
+        pytest.skip("one rank has no momentum")
+    state = hpctk.ConsensusState({0: np.ones(world.size + 1)})
+    with pytest.warns(UserWarning, match="dropped"):
+        hpctk.consensus([torch.ones(8)], state)
+    assert len(state.sorted_momentum[0]) == world.size

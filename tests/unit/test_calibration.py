@@ -30,7 +30,7 @@ def test_more_bytes_never_take_less_time(a, b):
 
 def test_measured_times_decide_for_the_measured_number_of_ranks_only():
     measured = {"binomial": ((8, 1e-9), (10**8, 1e-8)), "ring": ((8, 1.0), (10**8, 10.0))}
-    known = Calibration(ranks=4, measured=measured)
+    known = Calibration(layout=(1, 1, 1, 1), measured=measured)
     nodes = [[rank] for rank in range(8)]
     assert known.best("allreduce", 4, 10**7, nodes[:4]) == "binomial"
     assert known.best("allreduce", 8, 10**8, nodes) != "binomial"
@@ -54,7 +54,7 @@ def test_factors_between_and_beyond_the_measured_sizes(nbytes, factor):
 
 def test_round_trip():
     known = Calibration(
-        Machine(byte_s=1e-8), {"ring": ((10**6, 1.1), (10**7, 0.9))}, 3, {"ring": POINTS, "mpi": POINTS}
+        Machine(byte_s=1e-8), {"ring": ((10**6, 1.1), (10**7, 0.9))}, (2, 1), {"ring": POINTS, "mpi": POINTS}
     )
     assert Calibration.from_json(known.to_json()) == known
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hpctk.collectives.consensus_weights import SCALES, check, new_state, weights
+from hpctk.collectives.consensus_weights import SCALES, ConsensusState, check, weights
 from hpctk.errors import SettingError
 
 EXAMPLE = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
@@ -17,7 +17,7 @@ def aggregate(gradients, state=None, momentum=0.0, scale="unit"):
     w = weights(
         gradients @ gradients.sum(0),
         (gradients**2).sum(1),
-        state or new_state(),
+        state or ConsensusState(),
         0,
         momentum=momentum,
         scale=scale,
@@ -73,7 +73,7 @@ def test_identical_workers(n):
 
 
 def test_momentum_is_on_sorted_values_and_unsorted_by_the_inverse():
-    state = new_state()
+    state = ConsensusState()
     aggregate(EXAMPLE, state)
     np.testing.assert_allclose(state.sorted_momentum[0], [4 / 3, 2, 2.4], rtol=1e-7)
     # The second step brings the workers in a cyclic order, for which m[idx] and the inverse differ.
@@ -85,7 +85,7 @@ def test_momentum_is_on_sorted_values_and_unsorted_by_the_inverse():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_opposed_gradients_fall_back_to_the_mean(scale):
-    state = new_state()
+    state = ConsensusState()
     state.sorted_momentum[0] = before = np.array([-1.0, 1.0])
     g = np.array([[1.0, 0.0], [-1.0, 1e-12]])
     np.testing.assert_allclose(aggregate(g, state, momentum=0.99, scale=scale), g.mean(0), atol=1e-15)
@@ -95,7 +95,7 @@ def test_opposed_gradients_fall_back_to_the_mean(scale):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_all_zero(scale):
-    state = new_state()
+    state = ConsensusState()
     np.testing.assert_array_equal(aggregate(np.zeros((3, 4)), state, scale=scale), np.zeros(4))
     assert state.fallbacks == 1
 
@@ -103,7 +103,7 @@ def test_all_zero(scale):
 @pytest.mark.parametrize("scale", SCALES)
 def test_one_zero_worker_gets_no_weight(scale):
     g = np.array([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0]])
-    w = weights(g @ g.sum(0), (g**2).sum(1), new_state(), 0, momentum=0.0, scale=scale)
+    w = weights(g @ g.sum(0), (g**2).sum(1), ConsensusState(), 0, momentum=0.0, scale=scale)
     assert w[1] == 0
     assert np.isfinite(w).all()
     if scale == "coefficients":
