@@ -11,7 +11,6 @@ from hpctk.collectives import auto
 from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.handle import Handle
-from hpctk.schedules import build
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
@@ -44,8 +43,7 @@ def iallgather(tensor: Any, *, schedule: str = "auto", comm: MPI.Intracomm | Non
     buffers.flatten(tensor)  # refuses what cannot travel, such as sparse tensors
     everyone = _stack(here, tensor)
     flat = here.door.enter(everyone)
-    chosen = auto.choose(here, "allgather", len(flat) * dtype.itemsize) if schedule == "auto" else schedule
-    plan = build(chosen, "allgather", here.size)
+    plan = auto.plan_for(here, "allgather", len(flat) * dtype.itemsize, schedule)
 
     def finish() -> Any:
         here.door.leave(everyone, flat)

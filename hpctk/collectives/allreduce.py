@@ -46,7 +46,7 @@ def allreduce(
     comm : MPI.Intracomm, optional
         COMM_WORLD where not given.
     """
-    here, result, dtype = _prepared(tensor, op, schedule, comm)
+    here, result, dtype = prepared("allreduce", tensor, op, schedule, comm)
     return reduce_in_place(here, result, dtype, op, schedule)
 
 
@@ -58,14 +58,19 @@ def iallreduce(
     Collective over the communicator: all ranks start their collectives in the same order. They may
     wait for them in any order. The tensor may be changed at once.
     """
-    here, result, dtype = _prepared(tensor, op, schedule, comm)
+    here, result, dtype = prepared("allreduce", tensor, op, schedule, comm)
     return start_in_place(here, result, dtype, op, schedule)
 
 
-def _prepared(tensor: Any, op: str, schedule: str, comm: MPI.Intracomm | None) -> tuple[World, Any, Dtype]:
-    """Make sure that all ranks mean the same, and return a copy to be reduced in place."""
+def prepared(
+    what: str, tensor: Any, op: str, schedule: str, comm: MPI.Intracomm | None
+) -> tuple[World, Any, Dtype]:
+    """Make sure that all ranks mean the same reduction, and return a copy to be reduced in place.
+
+    Collective over the communicator.
+    """
     here = world(comm)
-    here.agree("allreduce", [*buffers.describe(tensor), ("op", op), ("schedule", schedule)])
+    here.agree(what, [*buffers.describe(tensor), ("op", op), ("schedule", schedule)])
     tensor = buffers.native(tensor)
     if op not in OPERATIONS:
         raise SettingError(f"op={op!r}: known are {', '.join(OPERATIONS)}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from hpctk import environment
 from hpctk.collectives.calibration import Calibration, read
+from hpctk.schedules import Plan, build
 from hpctk.schedules.machine import Machine
 from hpctk.world import World
 
@@ -44,6 +45,15 @@ def use(here: World, new: Calibration) -> None:
 def machine(here: World) -> Machine:
     """Return the machine's figures in use. Collective over the communicator at the first call."""
     return current(here).calibration.machine
+
+
+def plan_for(here: World, kind: str, nbytes: int, schedule: str, root: int = 0) -> Plan:
+    """Return the plan of a schedule, or of the best one where it is "auto".
+
+    Collective over the communicator at the first call.
+    """
+    name = choose(here, kind, nbytes) if schedule == "auto" else schedule
+    return build(name, kind, here.size, nodes=here.nodes, root=root)
 
 
 def choose(here: World, kind: str, nbytes: int) -> str:

@@ -10,7 +10,6 @@ from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.handle import Handle
 from hpctk.errors import SettingError
-from hpctk.schedules import build
 from hpctk.world import world
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ def ibroadcast(
     dtype = buffers.dtype_of(tensor)
     result = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
     flat = here.door.enter(result)
-    chosen = auto.choose(here, "broadcast", len(flat) * dtype.itemsize) if schedule == "auto" else schedule
-    plan = build(chosen, "broadcast", here.size, root=root)
+    plan = auto.plan_for(here, "broadcast", len(flat) * dtype.itemsize, schedule, root)
 
     def finish() -> Any:
         here.door.leave(result, flat)

@@ -23,11 +23,11 @@ import numpy as np
 
 from hpctk.buffers import DTYPES
 from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.calibration import Calibration, Points, layout_of, site
+from hpctk.collectives.calibration import Calibration, Points, layout_of
 from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import SEGMENT_BYTES, engine_of
 from hpctk.schedules import Plan, build, recursive_doubling, ring
-from hpctk.schedules.cost import price
+from hpctk.schedules.cost import price, site
 from hpctk.schedules.machine import Machine
 from hpctk.schedules.registry import names
 from hpctk.world import World

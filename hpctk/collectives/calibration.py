@@ -10,15 +10,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hpctk.errors import SettingError
-from hpctk.schedules.cost import price
+from hpctk.schedules.cost import best, price, site
 from hpctk.schedules.machine import Machine
 from hpctk.schedules.plan import Plan
-from hpctk.schedules.registry import build, names
 
 FORMAT, VERSION = "hpctk-calibration", 1
 #: Uncalibrated: below this many bytes MPI's own all-reduce is hard to beat from Python.
@@ -51,8 +51,7 @@ class Calibration:
 
     def seconds(self, plan: Plan, nbytes: int, nodes: Nodes | None = None) -> float:
         """Return the predicted time of a plan on ranks that lie on `nodes` (one each where not given)."""
-        factor = factor_at(self.factors.get(plan.name, ()), nbytes)
-        return price(plan, nbytes, site(self.machine, nodes)) * factor
+        return price(plan, nbytes, site(self.machine, nodes)) * self._factor(nbytes, plan)
 
     def best(self, kind: str, size: int, nbytes: int, nodes: Nodes) -> str:
         """Return the name of the schedule to use; "mpi" for MPI's own all-reduce."""
@@ -60,8 +59,11 @@ class Calibration:
             return min(self.measured, key=lambda name: interpolate(self.measured[name], nbytes))
         if kind == "allreduce" and nbytes < MPI_BELOW_BYTES:
             return "mpi"
-        plans = [build(name, kind, size, nodes=nodes) for name in names(kind, with_nodes=len(nodes) > 1)]
-        return min(plans, key=lambda plan: self.seconds(plan, nbytes, nodes)).name
+        correct = partial(self._factor, nbytes)
+        return best(kind, size, nbytes, self.machine, nodes, correct)[0]
+
+    def _factor(self, nbytes: int, plan: Plan) -> float:
+        return factor_at(self.factors.get(plan.name, ()), nbytes)
 
     def to_json(self) -> str:
         """Return the text of a calibration file."""
@@ -97,11 +99,6 @@ def read(path: Path) -> str:
 def layout_of(nodes: Nodes) -> tuple[int, ...]:
     """Return the number of ranks on each node."""
     return tuple(len(ranks) for ranks in nodes)
-
-
-def site(machine: Machine, nodes: Nodes | None) -> Machine:
-    """Return the machine as the ranks of these nodes see it: one node never uses the network."""
-    return machine.inside() if nodes is not None and len(nodes) == 1 else machine
 
 
 def interpolate(points: Points, nbytes: int) -> float:

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpctk import buffers
 from hpctk.collectives import auto
-from hpctk.collectives.allreduce import OPERATIONS
+from hpctk.collectives.allreduce import prepared
 from hpctk.collectives.elements import elements
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.handle import Handle
-from hpctk.errors import SettingError
-from hpctk.schedules import bounds, build
-from hpctk.world import world
+from hpctk.schedules import bounds
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -43,19 +41,11 @@ def ireduce_scatter(
     tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
 ) -> Handle:
     """Start a reduce-scatter and return its Handle. Collective over the communicator."""
-    here = world(comm)
-    here.agree("reduce_scatter", [*buffers.describe(tensor), ("op", op), ("schedule", schedule)])
-    tensor = buffers.native(tensor)
-    if op not in OPERATIONS:
-        raise SettingError(f"op={op!r}: known are {', '.join(OPERATIONS)}")
-    dtype = buffers.summable(buffers.dtype_of(tensor), op)
     # The engine works in place: on a copy, of which only the shard is kept.
-    work = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
+    here, work, dtype = prepared("reduce_scatter", tensor, op, schedule, comm)
+    nbytes = dtype.itemsize * (work.numel() if buffers.is_torch(work) else work.size)
+    plan = auto.plan_for(here, "reduce_scatter", nbytes, schedule)
     flat = here.door.enter(work)
-    chosen = (
-        auto.choose(here, "reduce_scatter", len(flat) * dtype.itemsize) if schedule == "auto" else schedule
-    )
-    plan = build(chosen, "reduce_scatter", here.size)
     lo, hi = bounds(len(flat), plan.blocks, plan.owned(here.rank))
 
     def finish() -> Any:

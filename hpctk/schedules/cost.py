@@ -12,7 +12,7 @@ figures. An engine that overlaps rounds is faster than the model, most of all wh
 each other (rotation).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hpctk.errors import SettingError
 from hpctk.schedules.machine import Machine
@@ -20,7 +20,9 @@ from hpctk.schedules.plan import Plan
 from hpctk.schedules.registry import build, names
 from hpctk.schedules.tally import Load, loads
 
-__all__ = ["Machine", "best", "price", "replay_seconds"]
+__all__ = ["Machine", "best", "price", "replay_seconds", "site"]
+
+Nodes = Sequence[Sequence[int]]
 
 
 def price(plan: Plan, nbytes: int, machine: Machine) -> float:
@@ -41,8 +43,18 @@ def replay_seconds(plan: Plan, nbytes: int, machine: Machine) -> float:
     return sum(cut.round_seconds(row) for row in loads(plan))
 
 
+def site(machine: Machine, nodes: Nodes | None) -> Machine:
+    """Return the machine as the ranks of these nodes see it: one node never uses the network."""
+    return machine.inside() if nodes is not None and len(nodes) == 1 else machine
+
+
 def best(
-    kind: str, size: int, nbytes: int, machine: Machine, nodes: Sequence[Sequence[int]] | None = None
+    kind: str,
+    size: int,
+    nbytes: int,
+    machine: Machine,
+    nodes: Nodes | None = None,
+    correct: Callable[[Plan], float] = lambda plan: 1.0,
 ) -> tuple[str, float]:
     """Return the cheapest schedule for a collective, and its price in seconds.
 
@@ -57,12 +69,12 @@ def best(
     nodes : sequence of sequences of int, optional
         The ranks of every node. With a single node all schedules get the local figures; with several, only
         those that keep messages inside nodes do.
+    correct : callable, optional
+        plan -> a factor on its price, such as what a measurement found.
     """
-    site = machine.inside() if nodes is not None and len(nodes) == 1 else machine
-    prices = [
-        (name, price(build(name, kind, size, nodes=nodes), nbytes, site))
-        for name in names(kind, with_nodes=nodes is not None)
-    ]
+    here = site(machine, nodes)
+    plans = [build(name, kind, size, nodes=nodes) for name in names(kind, with_nodes=nodes is not None)]
+    prices = [(plan.name, price(plan, nbytes, here) * correct(plan)) for plan in plans]
     return min(prices, key=lambda entry: entry[1])
 
 
