@@ -14,7 +14,7 @@ from jobs import ROOT
 
 #: What the script needs of a bare machine.
 TOOLS = [
-    "bash", "basename", "cat", "cp", "cut", "dirname", "env", "id", "mkdir", "mktemp", "mv", "nproc", "rm",
+    "bash", "basename", "cat", "cp", "cut", "dirname", "env", "grep", "head", "id", "mkdir", "mktemp", "mv", "nproc", "rm",
     "sha256sum", "sh", "tail",
 ]  # fmt: skip
 #: What Horovod's build needs; here they only have to be found.
@@ -150,8 +150,11 @@ def test_what_the_environment_was_made_from_counts(machine, name):
 
 def test_other_options_are_another_environment(machine):
     assert machine.setup("--without-horovod").returncode == 0
-    with_horovod = machine.setup()
+    # The scripts that set up before they start give no option: what was chosen must last.
+    assert "nothing to do" in machine.setup().stdout
+    with_horovod = machine.setup("--with-horovod")
     assert "Horovod" in with_horovod.stdout
+    assert machine.asked("horovod")
     mpich = machine.setup("--mpich")
     assert mpich.returncode == 0, mpich.stdout
     assert machine.asked("mpich")
