@@ -14,8 +14,8 @@ from jobs import ROOT
 
 #: What the script needs of a bare machine.
 TOOLS = [
-    "bash", "basename", "cat", "cp", "cut", "dirname", "env", "grep", "head", "id", "mkdir", "mktemp", "mv", "nproc", "rm",
-    "sha256sum", "sh", "tail",
+    "bash", "basename", "cat", "cp", "cut", "dirname", "env", "grep", "head", "id", "mkdir", "mktemp", "mv",
+    "nproc", "rm", "sha256sum", "sh", "tail",
 ]  # fmt: skip
 #: What Horovod's build needs; here they only have to be found.
 COMPILERS = ["g++", "cmake", "make"]
