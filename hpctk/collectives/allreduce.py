@@ -17,7 +17,6 @@ from hpctk.collectives.elements import elements
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.handle import Handle
 from hpctk.errors import SettingError
-from hpctk.schedules import build
 from hpctk.stats.recorder import Call
 from hpctk.world import World, world
 
@@ -84,7 +83,7 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
     Collective over the communicator. In place.
     """
     nbytes = _nbytes(tensor, dtype)
-    if nbytes <= FEW_BYTES and (schedule == "mpi" or schedule == "auto"):
+    if nbytes <= FEW_BYTES and schedule in ("mpi", "auto"):
         began = time.perf_counter()
         chosen = schedule if schedule == "mpi" else _choose(here, nbytes, dtype, op)
         if chosen == "mpi" and mpi_own.allreduce_few(here, tensor, dtype, op):
@@ -100,22 +99,22 @@ def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: st
     """
     nbytes = _nbytes(tensor, dtype)
     chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
-    by_mpi = chosen == "mpi"
-    plan = build("ring" if by_mpi else chosen, "allreduce", here.size, nodes=here.nodes)
-    flat = here.door.enter(tensor, stage=by_mpi)
+    if chosen == "mpi":
+        return _start_mpi(here, tensor, dtype, op)
+    plan = auto.plan_for(here, "allreduce", nbytes, chosen)
+    flat = here.door.enter(tensor)
 
     def finish() -> Any:
         here.door.leave(tensor, flat)
         return tensor
 
-    if by_mpi:
-        return _start_mpi(here, flat, dtype, op, finish)
     parts = elements(flat, dtype, op, here.size)
     segment_bytes = auto.machine(here).segment_bytes
     return engine_of(here).handle(plan, parts, finish, segment_bytes=segment_bytes)
 
 
-def _start_mpi(here: World, flat: Any, dtype: Dtype, op: str, finish: Any) -> Handle:
+def _start_mpi(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
+    flat = here.door.enter(tensor, stage=True)
     wide = _widen(flat) if dtype.widened else flat
     began = time.perf_counter()
     requests = mpi_own.start(here, wide, dtype, op)
@@ -128,7 +127,8 @@ def _start_mpi(here: World, flat: Any, dtype: Dtype, op: str, finish: Any) -> Ha
         result = wide / here.size if op == "mean" else wide
         if result is not flat:
             flat[...] = result.to(flat.dtype) if buffers.is_torch(result) else result
-        return finish()
+        here.door.leave(tensor, flat)
+        return tensor
 
     return Handle(name, lambda: all(request.Test() for request in requests), wait)
 

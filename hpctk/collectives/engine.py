@@ -130,6 +130,8 @@ class Engine:
         if not done:
             return
         self._running = [entry for entry in self._running if not entry[0].done]
+        # A run that is over must not keep its tensor in memory.
+        self._lanes = {lane: run for lane, run in self._lanes.items() if not run.done}
         now = time.perf_counter()
         for run, opening in done:
             self.report(

@@ -1,5 +1,8 @@
 """Reduce-scatter, all-gather, broadcast, weighted mean and consensus on real ranks."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -197,6 +200,16 @@ def test_consensus_refuses_mixed_dtypes(world):
 def test_shards_cover_everything(world):
     covered = [bounds(10, world.size, range(r, r + 1)) for r in range(world.size)]
     assert [i for lo, hi in covered for i in range(lo, hi)] == list(range(10))
+
+
+def test_a_finished_run_does_not_keep_its_tensor(world):
+    array = np.ones(1000, np.float32)
+    parts = InPlace(array, 4, "float32")
+    gone = weakref.ref(parts)
+    engine_of(world).run(build("ring", "allreduce", world.size), parts)
+    del parts
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("n", [20, 5000])
