@@ -151,7 +151,9 @@ def _flatten_torch(tensor: Any) -> Any:
         raise TensorError(f"cannot send a {kind} tensor: convert it to a dense one first (.to_dense())")
     # Conjugated and negated views say so in a flag only: write the values out.
     plain = tensor.detach().resolve_conj().resolve_neg()
-    return plain.contiguous().reshape(-1)
+    flat = plain.contiguous().reshape(-1)
+    # One element may have any stride and still be contiguous to torch, but is then no view of bytes.
+    return flat.as_strided(flat.shape, (1,))
 
 
 def writable(tensor: Any) -> None:

@@ -413,3 +413,9 @@ def test_refusals_come_before_the_device_is_touched(synchronised):
     with pytest.raises(TensorError):
         buffers.Door(gpu_aware=False).enter(fake_cuda(torch.zeros(3, dtype=torch.complex32)))
     assert synchronised == []
+
+
+def test_one_element_of_any_stride_becomes_bytes():
+    odd = torch.zeros(1, 2)[:, 0]
+    assert odd.is_contiguous()
+    assert len(buffers.as_bytes(buffers.flatten(odd))) == 4

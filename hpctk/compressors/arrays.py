@@ -1,0 +1,35 @@
+"""Flat tensors as the compiled kernels see them: numpy arrays over the same memory, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+#: The tensors that can be compressed.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without torch's prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute in: float32 for half precision, else the tensor's own."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def as_array(flat: torch.Tensor) -> Any:
+    """Return a flat host tensor as an array over its memory; bfloat16, which numpy lacks, as its bits."""
+    if flat.dtype == torch.bfloat16:
+        return flat.view(torch.uint16).numpy()
+    return flat.numpy()
+
+
+def as_tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return an array as a tensor over its memory; bits become bfloat16 where that is the dtype."""
+    if not array.flags.writeable:
+        array = array.copy()
+    tensor = torch.from_numpy(array)
+    return tensor.view(dtype) if tensor.dtype != dtype else tensor

@@ -1,0 +1,55 @@
+"""Half precision on the wire; sums are formed in float32 by those who sum.
+
+float16 as in Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv 1710.03740; bfloat16
+as in Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", arXiv 1905.12322.
+
+    C(z) = round to nearest even(min(max(z, -limit), limit))
+
+What travels: n values of 16 bits. The limit is the largest number of the wire's dtype: a finite value
+beyond it would become infinite, so it is sent as the limit and the rest stays in the residual, if one
+is kept. Below 3e-8 float16 rounds to zero; that, too, stays in the residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hpctk.compressors.compressor import Compressor, Shape, expect_length
+from hpctk.compressors.packet import Packet
+from hpctk.errors import SettingError
+
+WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+#: The largest number that float16 and bfloat16 both have: float16's range, bfloat16's 8 significant bits.
+COMMON_LIMIT = 65280.0
+
+
+class Half(Compressor):
+    """Send 16 bits per element.
+
+    Parameters
+    ----------
+    dtype : str
+        "float16": 11 significant bits, saturates at 65504. "bfloat16": 8 bits, the range of float32.
+    """
+
+    combines = "summed"
+
+    def __init__(self, dtype: str = "float16", *, exclude: Sequence[str] = (), min_elements: int = 0) -> None:
+        super().__init__(exclude=exclude, min_elements=min_elements)
+        if dtype not in WIRES:
+            raise SettingError(f"dtype={dtype!r}: allowed are {', '.join(WIRES)}")
+        self.dtype = dtype
+
+    def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
+        wire = WIRES[self.dtype]
+        if wire == flat.dtype:
+            return flat.clone()
+        limit = COMMON_LIMIT if flat.element_size() == 2 else torch.finfo(wire).max
+        return flat.clamp(-limit, limit).to(wire)
+
+    def _decode(self, packet: Packet) -> torch.Tensor:
+        expect_length(packet, packet.n, WIRES[self.dtype], "half precision")
+        return packet.data.to(packet.dtype, copy=True)

@@ -1,0 +1,25 @@
+"""No compression: the values as they are.
+
+What travels: n values in the tensor's dtype. Nothing is left for the residual.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hpctk.compressors.compressor import Compressor, Shape, expect_length
+from hpctk.compressors.packet import Packet
+
+
+class Identity(Compressor):
+    """Send the values as they are."""
+
+    combines = "summed"
+
+    def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
+        # A copy: whoever sums packets in place must not sum into the gradient.
+        return flat.clone()
+
+    def _decode(self, packet: Packet) -> torch.Tensor:
+        expect_length(packet, packet.n, packet.dtype, "a tensor")
+        return packet.data.clone()

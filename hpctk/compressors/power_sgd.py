@@ -1,0 +1,251 @@
+"""PowerSGD: a matrix as the product of two thin ones, found by power iteration.
+
+Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+Optimization", NeurIPS 2019, arXiv 1905.13727. For M_i, rank i's gradient as a matrix (its first
+dimension times all others):
+
+    P = mean_i M_i Q;  P^ = orthonormal basis of P's columns;  Q = mean_i M_i^T P^;  result = P^ Q^T
+
+What travels: P and Q, r * (rows + columns) elements instead of rows * columns; half precision tensors
+in float32, in which they are computed. Q is kept and is the next step's start, so that repeated steps
+converge to the leading directions. Vectors, and matrices that P and Q would not make smaller, travel
+as they are. Each matrix is orthonormalised alone.
+
+Q's columns are scaled to a largest magnitude of 1 before they are used. P^ depends on their directions
+only, and M Q would otherwise go like the square of the gradient, out of floating point's range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from hpctk import buffers
+from hpctk.compressors import arrays, draws, finite
+from hpctk.compressors.compressor import (
+    Compressor,
+    Shape,
+    State,
+    checked_flat,
+    checked_pair,
+    expect_length,
+    refuse,
+)
+from hpctk.compressors.low_rank import fits, next_start, orthonormal
+from hpctk.compressors.packet import Packet
+from hpctk.errors import HpctkError, SettingError, TensorError
+
+Tensors = dict[str, torch.Tensor]
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+class PowerSGD(Compressor):
+    """Send low-rank factors.
+
+    Parameters
+    ----------
+    rank : int
+        Columns of P and Q (of the matrices, that is; not the number of a process).
+    seed : int
+        Of the first Q; the same on every rank.
+    """
+
+    combines = "own"
+
+    def __init__(
+        self, rank: int = 2, seed: int = 0, *, exclude: Sequence[str] = (), min_elements: int = 0
+    ) -> None:
+        super().__init__(exclude=exclude, min_elements=min_elements)
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise SettingError(f"rank={rank!r}: need an integer, 1 or more")
+        self.rank = rank
+        self.seed = draws.checked_seed(seed)
+        self._starts: Tensors = {}
+
+    def aggregate(self, tensors: Mapping[str, torch.Tensor], allreduce: AllReduce) -> Tensors:
+        """Return the mean approximations, and leave in each tensor, in place, what this rank did not send.
+
+        Collective if `allreduce` is: it is called twice, or twice for float64 and twice for the rest
+        where a model has both. Nothing is changed when this raises. A gradient that is not finite is
+        refused before the first call, on the rank that has it: those who call share the verdict first.
+
+        Parameters
+        ----------
+        tensors : mapping of str to torch.Tensor
+            By parameter name, in the same order on every rank. Those that are spared travel as they are.
+        allreduce : callable
+            Gives the mean over all ranks of a flat tensor; may write into it.
+
+        Returns
+        -------
+        dict of str to torch.Tensor
+            New tensors, the same on every rank. Their mean and the mean of what was left add up to the
+            mean of what was given.
+        """
+        for name, tensor in tensors.items():
+            buffers.writable(tensor)
+            refuse(finite.first_bad(checked_flat(tensor, name)), tensor.numel(), name)
+        rounds = [
+            _Round(
+                self, {name: t for name, t in tensors.items() if arrays.working_dtype(t.dtype) == wide}, wide
+            )
+            for wide in (torch.float32, torch.float64)
+        ]
+        for each in rounds:
+            each.exchange(allreduce)
+        out: Tensors = {}
+        for each in rounds:
+            out |= each.finish(self._starts)
+        return {name: out[name] for name in tensors}
+
+    def low_rank(self, shape: Shape) -> bool:
+        """Return whether a tensor of this shape travels as two factors."""
+        if len(shape) < 2:
+            return False
+        rows, columns = shape[0], math.prod(shape[1:])
+        return self.rank * (rows + columns) < rows * columns
+
+    def start(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
+        """Return Q to start from: the last one of this parameter, random numbers at first."""
+        shape = (matrix.shape[1], self.rank)
+        kept = self._starts.get(name)
+        if kept is None:
+            stream = draws.stream(self.seed, draws.stamp(name, 0))
+            kept = torch.from_numpy(draws.uniform(stream, math.prod(shape), np.float64) - 0.5).reshape(shape)
+        if kept.shape != shape:
+            raise TensorError(
+                f"parameter {name!r} needs a start of shape {shape}, but has {tuple(kept.shape)}"
+            )
+        return kept.to(matrix)
+
+    def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
+        """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.
+
+        See `Compressor.feed`. The sum is formed beside the residual: only its factors tell whether they,
+        and what they leave, are within floating point's range.
+        """
+        flat, memory = checked_pair(tensor, residual, name)
+        total = memory + flat
+        refuse(finite.first_bad(total), flat.numel(), name)
+        packet = self._pack(total, tuple(tensor.shape), name, 0)
+        self._withdraw(total, packet)
+        memory.copy_(total)
+        buffers.write_back(residual, memory)
+        return packet
+
+    def state_dict(self) -> State:
+        """Return the start of each parameter's next step, as {name: {"q": tensor}}."""
+        return {name: {"q": q.clone()} for name, q in self._starts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor | int]]) -> None:
+        """Replace the starts, by copies."""
+        starts = {}
+        for name, entry in state.items():
+            if set(entry) != {"q"}:
+                raise HpctkError(
+                    f"the state of {name!r} has {', '.join(sorted(entry))}: need q and nothing else"
+                )
+            q = entry["q"]
+            if not isinstance(q, torch.Tensor) or q.dtype not in (torch.float32, torch.float64):
+                raise TensorError(f"q of {name!r}: need a tensor of float32 or float64")
+            if q.dim() != 2 or q.shape[1] != self.rank or not finite.all_finite(q):
+                raise TensorError(
+                    f"q of {name!r} has shape {tuple(q.shape)}: need finite numbers in {self.rank} columns"
+                )
+            starts[name] = q.detach().clone()
+        self._starts = starts
+
+    def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
+        if not self.low_rank(shape):
+            return flat.clone()
+        matrix = flat.reshape(shape[0], -1).to(arrays.working_dtype(flat.dtype))
+        before = self.start(name, matrix)
+        product = matrix @ before
+        _in_range(finite.all_finite(product))
+        basis = orthonormal(product)
+        q = matrix.T @ basis
+        _in_range(fits(matrix, basis, q, flat.dtype))
+        self._starts[name] = next_start(q, before)
+        return torch.cat([basis.reshape(-1), q.reshape(-1)])
+
+    def _decode(self, packet: Packet) -> torch.Tensor:
+        if not self.low_rank(packet.shape):
+            expect_length(packet, packet.n, packet.dtype, "a tensor")
+            return packet.data.clone()
+        rows, columns = packet.shape[0], math.prod(packet.shape[1:])
+        length = self.rank * (rows + columns)
+        expect_length(packet, length, arrays.working_dtype(packet.dtype), f"rank {self.rank}")
+        basis, q = packet.data.split([self.rank * rows, self.rank * columns])
+        product: torch.Tensor = basis.reshape(rows, self.rank) @ q.reshape(columns, self.rank).T
+        return product.to(packet.dtype).reshape(-1)
+
+
+class _Round:
+    """One step of the tensors that are computed in one dtype."""
+
+    def __init__(self, settings: PowerSGD, tensors: Tensors, wide: torch.dtype) -> None:
+        self.tensors, self.wide = tensors, wide
+        self.matrices = {
+            name: tensor.detach().reshape(tensor.shape[0], -1).to(wide)
+            for name, tensor in tensors.items()
+            if settings.low_rank(tuple(tensor.shape)) and not settings.spares(name, tensor)
+        }
+        self.starts = {name: settings.start(name, matrix) for name, matrix in self.matrices.items()}
+
+    def exchange(self, allreduce: AllReduce) -> None:
+        """Find the factors; nothing of the caller's is changed yet."""
+        sent = {
+            name: self.matrices[name] @ self.starts[name]
+            if name in self.matrices
+            else tensor.detach().to(self.wide)
+            for name, tensor in self.tensors.items()
+        }
+        self.means = _mean(sent, allreduce)
+        self.bases = {name: orthonormal(self.means[name]) for name in self.matrices}
+        self.own = {name: matrix.T @ self.bases[name] for name, matrix in self.matrices.items()}
+        for name, matrix in self.matrices.items():
+            if not fits(matrix, self.bases[name], self.own[name], self.tensors[name].dtype):
+                # Makes the mean NaN, so that all ranks refuse it together.
+                self.own[name].fill_(math.nan)
+        self.factors = _mean(self.own, allreduce)
+
+    def finish(self, starts: Tensors) -> Tensors:
+        """Return the mean approximations; leave the rest in the tensors and the next starts in `starts`."""
+        out = {}
+        for name, tensor in self.tensors.items():
+            if name in self.matrices:
+                basis, q = self.bases[name], self.factors[name]
+                out[name] = (basis @ q.T).to(tensor.dtype).reshape(tensor.shape)
+                left = torch.addmm(self.matrices[name], basis, self.own[name].T, alpha=-1)
+                tensor.detach().copy_(left.reshape(tensor.shape))
+                starts[name] = next_start(q, self.starts[name])
+            else:
+                out[name] = self.means[name].to(tensor.dtype)
+                tensor.detach().zero_()
+        return out
+
+
+def _mean(sent: Tensors, allreduce: AllReduce) -> Tensors:
+    """Return the means of all tensors, by one all-reduce of all of them."""
+    flat = torch.cat([tensor.reshape(-1) for tensor in sent.values()]) if sent else torch.empty(0)
+    if not flat.numel():
+        return {name: tensor.clone() for name, tensor in sent.items()}
+    mean = allreduce(flat)
+    _in_range(finite.all_finite(mean))
+    parts = mean.split([tensor.numel() for tensor in sent.values()])
+    # Copies, not parts of one buffer: where memory is aligned differently, products may round differently.
+    return {
+        name: part.clone().reshape(tensor.shape)
+        for (name, tensor), part in zip(sent.items(), parts, strict=True)
+    }
+
+
+def _in_range(answer: bool) -> None:
+    if not answer:
+        raise TensorError(
+            "PowerSGD: the factors of a matrix, or what they leave of it, are beyond floating point's range; "
+            "scale the loss down"
+        )

@@ -1,0 +1,174 @@
+"""QSGD: every element rounded at random to one of a few levels of its bucket's norm.
+
+Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization
+and Encoding", NeurIPS 2017, arXiv 1610.02132. In a bucket of consecutive elements, with s levels:
+
+    Q(z_i) = ||z||_2 * sign(z_i) * l_i / s
+    l_i = floor(a_i) or floor(a_i) + 1, the latter with probability a_i - floor(a_i);  a_i = s |z_i| / ||z||_2
+
+so that the mean of Q(z) is z. What travels: one norm per bucket (float32; float64 for float64 tensors),
+then one sign bit and bits - 1 level bits for each element, packed; s = 2**(bits-1) - 1.
+
+With error feedback mind the variance: it is bounded by min(bucket/s^2, sqrt(bucket)/s) * ||z||^2, and
+beyond 1 residuals may grow instead of staying small. Take more bits or smaller buckets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpctk.compressors import arrays, draws
+from hpctk.compressors.compressor import Compressor, Shape, State, expect_length
+from hpctk.compressors.packet import Packet
+from hpctk.errors import HpctkError, SettingError
+
+#: Elements quantised together: few enough for a core's cache.
+BLOCK = 1 << 16
+
+
+class QSGD(Compressor):
+    """Send a norm per bucket and a few bits per element, rounded at random.
+
+    Ranks draw independently once `seat` has told them apart. Tensors on a device are quantised on the
+    host, where the random numbers are.
+
+    Parameters
+    ----------
+    bits : int
+        Per element with its sign, 2 to 8.
+    bucket : int
+        Elements that share a norm.
+    seed : int
+    """
+
+    combines = "gathered"
+
+    def __init__(
+        self,
+        bits: int = 4,
+        bucket: int = 512,
+        seed: int = 0,
+        *,
+        exclude: Sequence[str] = (),
+        min_elements: int = 0,
+    ) -> None:
+        super().__init__(exclude=exclude, min_elements=min_elements)
+        if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
+            raise SettingError(f"bits={bits!r}: need an integer from 2 to 8")
+        if isinstance(bucket, bool) or not isinstance(bucket, int) or bucket < 1:
+            raise SettingError(f"bucket={bucket!r}: need an integer, 1 or more")
+        self.bits, self.bucket = bits, bucket
+        self.seed = draws.checked_seed(seed)
+        self._levels = 2 ** (bits - 1) - 1
+        self._draws = draws.Counters()
+
+    def state_dict(self) -> State:
+        """Return how often each parameter was compressed."""
+        return self._draws.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor | int]]) -> None:
+        """Go on from the given numbers of draws."""
+        self._draws.load_state_dict(state)
+
+    def _stamp(self, name: str) -> int:
+        return self._draws.next_stamp(name)
+
+    def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
+        from hpctk.kernels import bits
+
+        host = flat.cpu()
+        n = host.numel()
+        wide = arrays.working_dtype(flat.dtype)
+        norms = np.empty(self._buckets(n), str(wide).removeprefix("torch."))
+        codes = np.empty(n, np.uint8)
+        stream = draws.stream(self.seed, stamp, self._seat)
+        for lo, hi, first, last in self._blocks(n):
+            values = np.zeros((last - first, self.bucket), norms.dtype)
+            values.reshape(-1)[: hi - lo] = host[lo:hi].to(wide).numpy()
+            norms[first:last] = _norms(values, torch.finfo(flat.dtype).max)
+            chance = draws.uniform(stream, values.size, norms.dtype).reshape(values.shape)
+            codes[lo:hi] = self._quantise(values, norms[first:last], chance).reshape(-1)[: hi - lo]
+        data = np.concatenate([norms.view(np.uint8), bits.pack(codes, self.bits)])
+        return torch.from_numpy(data).to(flat.device)
+
+    def _quantise(self, values: Any, norms: Any, chance: Any) -> Any:
+        """Return the codes of whole buckets: the level, and the highest bit for minus."""
+        magnitudes = np.abs(values)
+        magnitudes /= np.where(norms > 0, norms, 1)[:, None]
+        magnitudes *= self._levels
+        levels = np.floor(magnitudes)
+        magnitudes -= levels
+        # Compared, not added and cut off: a level that is exact stays exact.
+        levels += chance < magnitudes
+        codes = levels.astype(np.uint8)
+        # Zero has one code: a minus without a level would be a second one.
+        codes[(values < 0) & (codes > 0)] |= 1 << (self.bits - 1)
+        return codes
+
+    def _decode(self, packet: Packet) -> torch.Tensor:
+        out = torch.empty(packet.n, dtype=packet.dtype, device=packet.data.device)
+        for lo, hi, values in self._values(packet):
+            out[lo:hi] = values
+        return out
+
+    def _withdraw(self, memory: torch.Tensor, packet: Packet) -> None:
+        for lo, hi, values in self._values(packet):
+            memory[lo:hi] -= values.to(memory.device)
+
+    def _values(self, packet: Packet) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Yield (start, stop) and the decoded values between, on the host, block by block."""
+        norms, codes = self._read(packet)
+        levels = np.arange(self._levels + 1, dtype=norms.dtype) / norms.dtype.type(self._levels)
+        table = np.concatenate([levels, -levels])
+        for lo, hi, first, last in self._blocks(packet.n):
+            values = table[codes[lo:hi]]
+            values *= np.repeat(norms[first:last], self.bucket)[: hi - lo]
+            yield lo, hi, torch.from_numpy(values).to(packet.dtype)
+
+    def _read(self, packet: Packet) -> tuple[Any, Any]:
+        """Return norms and codes, checked."""
+        from hpctk.kernels import bits
+
+        wide = arrays.working_dtype(packet.dtype)
+        head = self._buckets(packet.n) * wide.itemsize
+        length = head + bits.packed_length(packet.n, self.bits)
+        expect_length(packet, length, torch.uint8, f"QSGD with {self.bits} bits")
+        data = packet.data.cpu().numpy()
+        # A copy: bytes that come from a larger buffer may start at any address.
+        norms = data[:head].copy().view(str(wide).removeprefix("torch."))
+        if not ((norms >= 0) & (norms <= torch.finfo(packet.dtype).max)).all():
+            raise HpctkError("a QSGD packet with a norm that is negative or not finite")
+        try:
+            codes = bits.unpack(data[head:], self.bits, packet.n)
+        except ValueError as error:
+            raise HpctkError(f"a QSGD packet with wrong codes: {error}") from None
+        if (codes == 1 << (self.bits - 1)).any():
+            raise HpctkError("a QSGD packet with the code of minus zero, which is never written")
+        return norms, codes
+
+    def _buckets(self, n: int) -> int:
+        return -(-n // self.bucket)
+
+    def _blocks(self, n: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (first element, end, first bucket, end) of blocks of whole buckets; the last may be short."""
+        buckets = max(1, BLOCK // self.bucket)
+        for first in range(0, self._buckets(n), buckets):
+            last = min(first + buckets, self._buckets(n))
+            yield first * self.bucket, min(last * self.bucket, n), first, last
+
+
+def _norms(values: Any, limit: float) -> Any:
+    """Return the 2-norm of each row, at most `limit`.
+
+    Rows are scaled by their largest magnitude first, so that no square overflows or vanishes. Any
+    number that is no smaller than the largest magnitude serves in place of the norm; the limit is
+    the largest number of the tensor's dtype, which keeps every decoded value finite.
+    """
+    peaks = np.abs(values).max(1).astype(np.float64)
+    scaled = values / np.where(peaks > 0, peaks, 1)[:, None]
+    with np.errstate(over="ignore"):
+        return np.minimum(peaks * np.sqrt(np.square(scaled).sum(1)), limit)

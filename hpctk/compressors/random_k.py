@@ -1,0 +1,88 @@
+"""Random-k: some elements, chosen by lot, the same ones on every rank.
+
+Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, arXiv 1809.07599.
+
+    C(z)_i = z_i for i in S, else 0;    S: k of n indices, drawn without replacement
+
+What travels: k = max(1, floor(density * n)) values in the tensor's dtype, no indices: every rank draws
+the same S from (seed, name of the parameter, number of calls so far), so packets are summed as they
+are. The values are not multiplied by n/k. That would make C unbiased, but then what is sent and what
+stays in the residual would no longer add up to z, and error feedback needs just that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hpctk.compressors import density as densities
+from hpctk.compressors import draws
+from hpctk.compressors.compressor import Compressor, Shape, State, expect_length
+from hpctk.compressors.packet import Packet
+
+
+class RandomK(Compressor):
+    """Send randomly chosen elements, the same on every rank.
+
+    Ranks stay in step as long as they make the same calls for a parameter; a call that raises counts.
+
+    Parameters
+    ----------
+    density : float
+        Part of the elements that is sent, above 0 and at most 1.
+    seed : int
+        The same on every rank.
+    """
+
+    combines = "summed"
+
+    def __init__(
+        self, density: float, seed: int = 0, *, exclude: Sequence[str] = (), min_elements: int = 0
+    ) -> None:
+        super().__init__(exclude=exclude, min_elements=min_elements)
+        self.density = densities.checked(density)
+        self.seed = draws.checked_seed(seed)
+        self._draws = draws.Counters()
+        self._last: dict[int, tuple[int, int, torch.Tensor]] = {}
+
+    def indices(self, stamp: int, n: int) -> torch.Tensor:
+        """Return the indices that packets with this stamp hold of n elements: ascending, on the host.
+
+        The last ones of each name are kept: encoding, decoding and the residual all ask for them.
+        """
+        name = draws.name_of(stamp)
+        last = self._last.get(name)
+        if last is not None and last[:2] == (stamp, n):
+            return last[2]
+        stream = draws.stream(self.seed, stamp)
+        chosen = torch.from_numpy(draws.subset(stream, densities.kept(self.density, n), n))
+        self._last[name] = (stamp, n, chosen)
+        return chosen
+
+    def state_dict(self) -> State:
+        """Return how often each parameter was compressed."""
+        return self._draws.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor | int]]) -> None:
+        """Go on from the given numbers of draws."""
+        self._draws.load_state_dict(state)
+
+    def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
+        return flat.index_select(0, self._chosen(flat, stamp))
+
+    def _decode(self, packet: Packet) -> torch.Tensor:
+        expect_length(packet, densities.kept(self.density, packet.n), packet.dtype, f"density {self.density}")
+        out = packet.data.new_zeros(packet.n)
+        out[self._chosen(out, packet.stamp)] = packet.data
+        return out
+
+    def _withdraw(self, memory: torch.Tensor, packet: Packet) -> None:
+        memory[self._chosen(memory, packet.stamp)] = 0
+
+    def _stamp(self, name: str) -> int:
+        return self._draws.next_stamp(name)
+
+    def _chosen(self, flat: torch.Tensor, stamp: int) -> Any:
+        return self.indices(stamp, flat.numel()).to(flat.device)

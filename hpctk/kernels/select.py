@@ -1,0 +1,206 @@
+"""The k elements of largest magnitude, exactly; among equals the lowest index first.
+
+A sample tells a threshold that a little more than k elements reach; one pass collects those, and the
+exact choice is made among them. Where the sample was wrong, or k is large, histograms of the
+magnitudes' high bits, refined down to the last bit, find the exact threshold in the whole tensor:
+slower, and it needs no memory but the result.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctk.kernels import magnitude
+from hpctk.kernels.indices import index_dtype
+from hpctk.kernels.magnitude import INF_BITS
+from hpctk.kernels.threads import share, spans
+from hpctk.kernels.threshold import counts_at, reaching, threshold_of, unsigned
+
+__all__ = ["INF_BITS", "NotFinite", "feed_top_k", "first_not_finite", "top_k"]
+
+Array = NDArray[Any]
+
+#: Shorter tensors, and those of which more than this part is wanted, are searched without a sample.
+WORTH_A_SAMPLE = 1 << 16
+LARGEST_PART = 1 / 8
+SAMPLE = 1 << 17
+#: The guess was wrong when more than one in so many elements reach it; their list would cost too much memory.
+MOST_CANDIDATES = 6
+
+
+class NotFinite(ValueError):  # noqa: N818 - the name says what the value is
+    """A value is inf or NaN, which has no place in a list of the largest.
+
+    Attributes
+    ----------
+    index : int
+        Of the first such value.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"element {index} is not finite")
+        self.index = index
+
+
+def first_not_finite(bits: Array, inf_bits: int, *, threads: int | None = None) -> int:
+    """Return the index of the first inf or NaN in the unsigned view of floats, -1 if there is none."""
+    return _first_not_finite(bits, None, inf_bits, threads)
+
+
+def top_k(bits: Array, k: int, *, threads: int | None = None) -> Array:
+    """Return the ascending indices of the k largest magnitudes; changes nothing.
+
+    Parameters
+    ----------
+    bits : array of uint16, uint32 or uint64
+        The values' bits, as an unsigned view of float16, bfloat16, float32 or float64.
+    k : int
+        All indices where k >= len(bits).
+    """
+    return _select(bits, None, k, threads, clear=False)[0]
+
+
+def feed_top_k(
+    residual: Array, gradient: Array | None, k: int, *, threads: int | None = None
+) -> tuple[Array, Array]:
+    """Add the gradient to the residual and take the k largest magnitudes out of it, in place.
+
+    Parameters
+    ----------
+    residual : array of float32 or float64
+        Becomes residual + gradient, with +0.0 where a value was taken out.
+    gradient : array like residual, or None
+        None to use the residual as it is. Never changed.
+
+    Returns
+    -------
+    indices, values : arrays
+        Of what was taken out, ascending by index.
+
+    Raises
+    ------
+    NotFinite
+        If a sum is inf or NaN; the residual is then as it was.
+    """
+    if residual.dtype.name not in ("float32", "float64"):
+        raise ValueError(f"residuals are float32 or float64, not {residual.dtype}")
+    if gradient is not None and (gradient.shape != residual.shape or gradient.dtype != residual.dtype):
+        raise ValueError(
+            f"a gradient of {gradient.shape} {gradient.dtype} does not fit "
+            f"a residual of {residual.shape} {residual.dtype}"
+        )
+    bad = _first_not_finite(residual, gradient, INF_BITS[residual.dtype.name], threads)
+    if bad >= 0:
+        raise NotFinite(bad)
+    return _select(residual, gradient, k, threads, clear=True)
+
+
+def _first_not_finite(source: Array, gradient: Array | None, inf_bits: int, threads: int | None) -> int:
+    inf = unsigned(source).type(inf_bits)
+    parts = spans(len(source), threads)
+    calls = [(source[a:b], None if gradient is None else gradient[a:b], inf) for a, b in parts]
+    found = share(magnitude.first_not_finite, calls)
+    return next((a + index for (a, _), index in zip(parts, found, strict=True) if index >= 0), -1)
+
+
+def _select(
+    source: Array, gradient: Array | None, k: int, threads: int | None, *, clear: bool
+) -> tuple[Array, Array]:
+    """Return the indices and values of the k largest; writes a gradient's sums, and zeros with `clear`."""
+    if k < 0:
+        raise ValueError(f"k={k}: at least 0")
+    k = min(k, len(source))
+    guess, expected = _guess(source, gradient, k)
+    exact = (0, k) if k == len(source) else None
+    if guess:
+        candidates = _collect(source, gradient, guess, expected, threads, clear=clear)
+        if candidates is not None and len(candidates[0]) >= k:
+            return _among(*candidates, guess, k, threads, source if clear else None)
+        exact = _lucky_guess(source, guess, k, candidates, threads)
+        if candidates is not None and clear:
+            source[candidates[0]] = candidates[1]
+    elif gradient is not None:
+        parts = spans(len(source), threads)
+        share(np.add, [(source[a:b], gradient[a:b], source[a:b]) for a, b in parts])
+    indices = reaching(source, *(exact or threshold_of(source, k, threads)), k, threads)
+    values = source[indices]
+    if clear:
+        source[indices] = 0
+    return indices, values
+
+
+def _guess(source: Array, gradient: Array | None, k: int) -> tuple[int, int]:
+    """Return a magnitude that hardly fewer than k elements reach, and about how many do; 0, 0 for none."""
+    n = len(source)
+    if n < WORTH_A_SAMPLE or k == 0:
+        return 0, 0
+    sample = np.empty(min(SAMPLE, n // 16), source.dtype)
+    inside = len(sample) * k / n
+    # Four standard deviations on the safe side.
+    rank = int(inside + 4 * sqrt(inside) + 4)
+    expected = rank * n // len(sample)
+    if expected > LARGEST_PART * n:
+        return 0, 0
+    magnitude.sample(source, gradient, sample)
+    return max(1, threshold_of(sample, rank, 1)[0]), expected
+
+
+def _collect(
+    source: Array, gradient: Array | None, guess: int, expected: int, threads: int | None, *, clear: bool
+) -> tuple[Array, Array] | None:
+    """Add the gradient and return all elements that reach the guess; None if they are far too many."""
+    n = len(source)
+    threshold = unsigned(source).type(guess)
+    total = 0
+
+    def work(start: int, stop: int) -> tuple[list[tuple[Array, Array]], bool]:
+        nonlocal total
+        room = expected * (stop - start) // n * 9 // 8 + 8 * magnitude.BLOCK
+        pieces = []
+        while start < stop and total <= n // MOST_CANDIDATES:
+            indices, values = np.empty(room, index_dtype(n)), np.empty(room, source.dtype)
+            found, start = magnitude.add_and_collect(
+                source, gradient, clear, threshold, start, stop, indices, values
+            )
+            pieces.append((indices[:found], values[:found]))
+            total += found
+        if gradient is not None:
+            np.add(source[start:stop], gradient[start:stop], out=source[start:stop])
+        return pieces, start == stop
+
+    parts = share(work, spans(n, threads))
+    indices = np.concatenate([indices for pieces, _ in parts for indices, _ in pieces])
+    values = np.concatenate([values for pieces, _ in parts for _, values in pieces])
+    if all(complete for _, complete in parts):
+        return indices, values
+    if clear:
+        source[indices] = values
+    return None
+
+
+def _among(
+    indices: Array, values: Array, low: int, k: int, threads: int | None, rest: Array | None
+) -> tuple[Array, Array]:
+    """Return the k largest of the candidates, all of them at least `low`; the others go back into `rest`."""
+    high = int(magnitude.largest(values))
+    threshold, ties = threshold_of(values, k, threads, low, high)
+    kept = np.empty(k, indices.dtype), np.empty(k, values.dtype)
+    magnitude.keep_largest(indices, values, unsigned(values).type(threshold), ties, *kept, rest)
+    return kept
+
+
+def _lucky_guess(
+    source: Array, guess: int, k: int, candidates: tuple[Array, Array] | None, threads: int | None
+) -> tuple[int, int] | None:
+    """Return what `threshold_of` would where so many elements are equal that the guess told it, else None."""
+    if candidates is not None:
+        # A guess of 1, the lowest there is, lets all but zeros pass: what is still missing are zeros.
+        return (0, k - len(candidates[0])) if guess == 1 else None
+    counts = counts_at(source, guess, threads)
+    above = sum(above for above, _ in counts)
+    ties = k - above
+    return (guess, ties) if 0 < ties <= sum(equal for _, equal in counts) else None

@@ -1,0 +1,149 @@
+"""The torch operations for tensors on a device give what the compiled kernels give, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from hpctk.kernels import bits, device, merge, select
+
+few = settings(deadline=None, max_examples=60)
+values = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0**-149, -(2.0**-149), 1e38, -1e38, 7.0, -9.0])
+arrays = npst.arrays(st.sampled_from(["float32", "float64"]), st.integers(0, 120), elements=values)
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def same(tensor, array):
+    return tensor.numpy().tobytes() == array.tobytes()
+
+
+@few
+@given(arrays, st.integers(0, 130))
+def test_top_k(array, k):
+    chosen = device.top_k(torch.from_numpy(array), k)
+    expected = select.top_k(array.view(f"u{array.itemsize}"), k)
+    assert chosen.dtype == torch.int32
+    assert same(chosen, expected)
+
+
+@few
+@given(st.integers(0, 2**32 - 1), st.integers(0, 200), st.integers(0, 130), st.sampled_from(HALVES))
+def test_top_k_of_halves(seed, n, k, dtype):
+    tensor = torch.from_numpy(np.random.default_rng(seed).normal(size=n)).to(dtype)
+    pattern = tensor.view(torch.int16).numpy().view(np.uint16)
+    assert same(device.top_k(tensor, k), select.top_k(pattern, k))
+
+
+@few
+@given(arrays, st.integers(0, 130), st.booleans(), st.randoms(use_true_random=False))
+def test_feed_top_k(array, k, alone, random):
+    gradient = None if alone else np.array(random.sample(array.tolist(), len(array)), array.dtype) / 2
+    here, there = array.copy(), torch.from_numpy(array.copy())
+    tensor = None if alone else torch.from_numpy(gradient.copy())
+    indices, taken = device.feed_top_k(there, tensor, k)
+    expected_indices, expected_taken = select.feed_top_k(here, gradient, k)
+    assert same(indices, expected_indices)
+    assert same(taken, expected_taken)
+    assert same(there, here)
+    assert alone or same(tensor, gradient)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_not_finite_is_refused_and_nothing_changed(bad):
+    residual = torch.tensor([1.0, -0.0, 3e38, 2.0])
+    gradient = torch.tensor([1.0, 1.0, bad, bad])
+    before = residual.clone(), gradient.clone()
+    with pytest.raises(select.NotFinite, match="element 2") as caught:
+        device.feed_top_k(residual, gradient, 1)
+    assert caught.value.index == 2
+    assert same(residual, before[0].numpy())
+    assert same(gradient, before[1].numpy())
+
+
+def test_what_cannot_be_fed():
+    for gradient in (torch.zeros(3), torch.zeros(4, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="does not fit"):
+            device.feed_top_k(torch.zeros(4), gradient, 1)
+    for call in (
+        lambda: device.feed_top_k(torch.zeros(4), None, -1),
+        lambda: device.top_k(torch.zeros(4), -1),
+    ):
+        with pytest.raises(ValueError, match="k=-1"):
+            call()
+
+
+@few
+@given(st.dictionaries(st.integers(0, 40), values, max_size=30), st.sampled_from(["int32", "int64"]))
+def test_scatter(vector, index):
+    indices = np.array(sorted(vector), index)
+    numbers = np.array([vector[i] for i in sorted(vector)], np.float32)
+    for name in ("scatter", "scatter_add"):
+        here, there = np.full(41, -0.0, np.float32), torch.full((41,), -0.0)
+        getattr(merge, name)(here, indices, numbers)
+        getattr(device, name)(there, torch.from_numpy(indices), torch.from_numpy(numbers))
+        assert same(there, here)
+
+
+@pytest.mark.parametrize("name", ["scatter", "scatter_add"])
+def test_scatter_refuses_what_the_compiled_one_refuses(name):
+    dense = torch.zeros(4)
+    for bad in (-1, 4):
+        with pytest.raises(IndexError, match=f"index {bad} is outside an array of length 4"):
+            getattr(device, name)(dense, torch.tensor([0, bad]), torch.ones(2))
+    with pytest.raises(ValueError, match="2 indices, but 3 values"):
+        getattr(device, name)(dense, torch.tensor([0, 1]), torch.ones(3))
+    assert not dense.any()
+
+
+@few
+@given(arrays, st.floats(0, 100))
+def test_signs(array, scale):
+    n = len(array)
+    packed = device.pack_signs(torch.from_numpy(array))
+    assert packed.dtype == torch.uint8
+    assert same(packed, bits.pack_signs(array))
+    dtype = torch.float32 if array.dtype == np.float32 else torch.float64
+    assert same(
+        device.unpack_signs(packed, n, scale, dtype), bits.unpack_signs(packed.numpy(), n, scale, array.dtype)
+    )
+    here, there = np.full(n, 0.3, array.dtype), torch.full((n,), 0.3, dtype=dtype)
+    bits.add_signs(packed.numpy(), n, scale, here)
+    device.add_signs(packed, n, scale, there)
+    assert same(there, here)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_signs_of_halves(dtype):
+    tensor = torch.tensor([1, -2, 0.0, -0.0, 3, -4, -5, -6, -7], dtype=dtype)
+    packed = device.pack_signs(tensor)
+    assert packed.tolist() == [0b11100010, 1]
+    assert device.unpack_signs(packed, 9, 2.0, dtype).tolist() == [2, -2, 2, 2, 2, -2, -2, -2, -2]
+
+
+@few
+@given(st.integers(1, 16), st.data())
+def test_codes(width, data):
+    codes = np.array(data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40)), np.int32)
+    packed = device.pack(torch.from_numpy(codes), width)
+    assert same(packed, bits.pack(codes, width))
+    back = device.unpack(packed, width, len(codes))
+    assert back.dtype == (torch.uint8 if width <= 8 else torch.int32)
+    assert back.tolist() == codes.tolist()
+
+
+def test_codes_refused():
+    byte = torch.zeros(1, dtype=torch.uint8)
+    for call, words in [
+        (lambda: device.pack(byte, 17), "1 to 16"),
+        (lambda: device.unpack(byte, 0, 1), "1 to 16"),
+        (lambda: device.pack(torch.tensor([8]), 3), "fit into 3 bits"),
+        (lambda: device.pack(torch.tensor([-1]), 3), "fit into 3 bits"),
+        (lambda: device.unpack(byte, 3, 3), "2 bytes, not 1"),
+        (lambda: device.unpack(byte + 64, 3, 2), "not zero"),
+        (lambda: device.unpack_signs(byte + 128, 7, 1.0, torch.float32), "not zero"),
+        (lambda: device.add_signs(byte, 8, 1.0, torch.zeros(7)), "8 signs cannot be added to 7"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            call()
