@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
-import time
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from statistics import median
 
+import _rig
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -35,26 +33,6 @@ from hpctk.world import world
 FLOAT32 = DTYPES["float32"]
 #: launch/bench tells Open MPI to take its segmented ring for messages from this many bytes more than asked.
 RING_MORE_BYTES = 4096
-
-
-def bits_per_second(rate: str) -> float | None:
-    for unit, factor in (("gbit", 1e9), ("mbit", 1e6)):
-        if rate.endswith(unit):
-            return float(rate.removesuffix(unit)) * factor
-    return None
-
-
-def start_gloo(here):
-    """Join a gloo process group over the job's own network. Collective."""
-    head = os.environ.get("HPCTK_CLUSTER_HEAD", "127.0.0.1")
-    port = here.run_on_root("choosing a port", free_port)
-    dist.init_process_group("gloo", init_method=f"tcp://{head}:{port}", rank=here.rank, world_size=here.size)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 @cache
@@ -129,26 +107,6 @@ def contenders(here, nbytes):
     return found, data
 
 
-def measure(here, runs, data, repeats, report):
-    times = {name: [] for name in runs}
-    for repeat in range(repeats + 1):
-        report(f"repeat {repeat} of {repeats}" if repeat else "warming up")
-        for name, run in runs.items():
-            # Values must not overflow over many sums; the mean of equal values stays what it is.
-            data[:] = 1.0
-            count = 50 if data.nbytes < 65536 else 5 if data.nbytes < 2**20 else 1
-            with running(name):
-                here.barrier("bench")
-                began = time.perf_counter()
-                for _ in range(count):
-                    run()
-                spent = round((time.perf_counter() - began) * 1e9)
-            slowest = -here.minimum([-spent], "bench")[0] / 1e9 / count
-            if repeat:
-                times[name].append(slowest)
-    return {name: median(row) for name, row in times.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bytes", type=float, default=24e6)
@@ -160,19 +118,18 @@ def main() -> None:
     here = world()
     torch.set_num_threads(1)
 
-    def report(line):
-        if here.rank == 0:
-            print(f"bench: {line}", file=sys.stderr, flush=True)
-
-    auto.use(here, calibrate(here, report))
-    start_gloo(here)
+    auto.use(here, calibrate(here, _rig.reporter(here)))
+    _rig.start_gloo(here)
     runs, data = contenders(here, nbytes)
-    if options.only:
-        unknown = set(options.only.split(",")) - set(runs)
-        if unknown:
-            sys.exit(f"bench: no contender {', '.join(unknown)}; there are {', '.join(runs)}")
-        runs = {name: run for name, run in runs.items() if name in options.only.split(",")}
-    seconds = measure(here, runs, data, options.repeats, report)
+    # Values must not overflow over many sums; the mean of equal values stays what it is.
+    seconds = _rig.measure(
+        here,
+        _rig.only(runs, options.only),
+        options.repeats,
+        prepare=lambda: data.fill(1.0),
+        count=50 if nbytes < 65536 else 5 if nbytes < 2**20 else 1,
+        around=running,
+    )
     if here.rank == 0:
         show(here, seconds, nbytes, options.json)
     here.barrier("the end of the benchmark")
@@ -180,7 +137,7 @@ def main() -> None:
 
 
 def show(here, seconds, nbytes, target):
-    rate = bits_per_second(os.environ.get("HPCTK_CLUSTER_RATE", ""))
+    rate = _rig.bits_per_second(os.environ.get("HPCTK_CLUSTER_RATE", ""))
     limit = 2 * (here.size - 1) / here.size * nbytes * 8 / rate if rate else None
     known = auto.calibration(here)
     entries = []
@@ -192,8 +149,7 @@ def show(here, seconds, nbytes, target):
         if name == "auto":
             entry["chosen"] = auto.choose(here, "allreduce", nbytes)
         entries.append(entry)
-    where = f"{len(here.nodes)} nodes at {os.environ['HPCTK_CLUSTER_RATE']}" if rate else "shared memory"
-    print(f"all-reduce of {bytes_text(nbytes)}, {here.size} ranks, {where}")
+    print(f"all-reduce of {bytes_text(nbytes)}, {here.size} ranks, {_rig.where(here)}")
     rows = [
         [
             e["name"] + (f" = {e['chosen']}" if "chosen" in e else ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpctk import buffers
@@ -10,9 +11,10 @@ from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.handle import Handle
 from hpctk.errors import SettingError
-from hpctk.world import world
+from hpctk.world import World, world
 
 if TYPE_CHECKING:
+    import torch
     from mpi4py import MPI
 
 
@@ -56,3 +58,29 @@ def ibroadcast(
 
     segment_bytes = auto.machine(here).segment_bytes
     return engine_of(here).handle(plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes)
+
+
+def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+    """Overwrite tensors, which all ranks know to be alike, by the root's; those of one dtype travel as one.
+
+    Collective over the communicator. In place.
+    """
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for alike in by_dtype.values():
+        fused = alike[0].new_empty(sum(tensor.numel() for tensor in alike))
+        parts = [
+            part.view(tensor.shape)
+            for part, tensor in zip(fused.split([t.numel() for t in alike]), alike, strict=True)
+        ]
+        for part, tensor in zip(parts, alike, strict=True):
+            part.copy_(tensor)
+        flat = here.door.enter(fused)
+        itemsize = fused.element_size()
+        plan = auto.plan_for(here, "broadcast", fused.numel() * itemsize, "auto", root)
+        segment_bytes = auto.machine(here).segment_bytes
+        engine_of(here).run(plan, InPlace(flat, itemsize), segment_bytes=segment_bytes)
+        here.door.leave(fused, flat)
+        for part, tensor in zip(parts, alike, strict=True):
+            tensor.copy_(part)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hpctk import buffers
 from hpctk.collectives.elements import Elements
 from hpctk.collectives.handle import Handle
+from hpctk.collectives.parcel_run import ParcelRun, Parcels
 from hpctk.collectives.run import Kept, Run
 from hpctk.schedules.plan import Plan
 from hpctk.stats.recorder import Call, Counter, Recorder
@@ -32,6 +33,10 @@ SEGMENT_BYTES = 61440
 FLIGHT = 24
 
 
+Work = Run | ParcelRun
+_Work = TypeVar("_Work", Run, ParcelRun)
+
+
 class Engine:
     """Runs plans over a transport.
 
@@ -46,9 +51,9 @@ class Engine:
         self.transport = transport
         self.counter = Counter()
         self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
-        self._running: list[tuple[Run, Call]] = []
+        self._running: list[tuple[Work, Call]] = []
         self._started = 0
-        self._lanes: dict[int, Run] = {}
+        self._lanes: dict[int, Work] = {}
         self._workspaces: dict[str, Any] = {}
         self._lane = (transport.tag_limit + 1) // LANES
 
@@ -62,19 +67,43 @@ class Engine:
         kept: Kept | None = None,
     ) -> Run:
         """Start running `plan` on `elements`, in place. Collective over the transport's ranks."""
+        longest = min(segment_bytes, buffers.COUNT_LIMIT)
+        opening = _opening(plan, elements.n, elements.n * elements.itemsize)
+        run = Run(self.transport, plan, elements, longest, self._take_lane(), flight, kept)
+        return self._register(run, opening)
+
+    def run_parcels(
+        self,
+        plan: Plan,
+        parcels: Parcels,
+        *,
+        elements: int,
+        dense_bytes: int,
+        segment_bytes: int = SEGMENT_BYTES,
+        flight: int = FLIGHT,
+    ) -> ParcelRun:
+        """Run `plan` on blocks of any length to its end. Collective over the transport's ranks.
+
+        `elements` and `dense_bytes` say what travels in so few bytes; for the statistics.
+        """
+        longest = min(segment_bytes, buffers.COUNT_LIMIT)
+        opening = _opening(plan, elements, dense_bytes)
+        run = ParcelRun(self.transport, plan, parcels, longest, self._take_lane(), flight)
+        self._register(run, opening)
+        self.complete(run, f"{plan.name} {plan.kind} of parcels")
+        return run
+
+    def _take_lane(self) -> range:
         lane = self._started % LANES
         self._started += 1
         # The tags may still be in use; all ranks take the same lane, so none may just take a free one.
         if lane in self._lanes:
             self.complete(self._lanes[lane], "a collective started earlier")
-        tags = range(lane * self._lane, (lane + 1) * self._lane)
-        began = time.perf_counter()
-        run = Run(self.transport, plan, elements, min(segment_bytes, buffers.COUNT_LIMIT), tags, flight, kept)
-        opening = Call(
-            plan.kind, plan.name, elements.n, elements.n * elements.itemsize, None, None, 0, began, 0.0
-        )
+        return range(lane * self._lane, (lane + 1) * self._lane)
+
+    def _register(self, run: _Work, opening: Call) -> _Work:
         self._running.append((run, opening))
-        self._lanes[lane] = run
+        self._lanes[(self._started - 1) % LANES] = run
         self._retire()
         return run
 
@@ -114,7 +143,7 @@ class Engine:
             return True
         return False
 
-    def complete(self, run: Run, operation: str) -> None:
+    def complete(self, run: Work, operation: str) -> None:
         """Return once `run` is done; PeerError at the deadline."""
         if run.done:
             return
@@ -152,6 +181,10 @@ class Engine:
         """Tell the recorders of a call."""
         for recorder in self.recorders:
             recorder.record(call)
+
+
+def _opening(plan: Plan, elements: int, dense_bytes: int) -> Call:
+    return Call(plan.kind, plan.name, elements, dense_bytes, None, None, 0, time.perf_counter(), 0.0)
 
 
 def engine_of(world: World) -> Engine:

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpctk.buffers import DTYPES
-from hpctk.collectives import auto
 from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.elements import InPlace
-from hpctk.collectives.engine import engine_of
 from hpctk.collectives.fuse import describe, fuse, unfuse
+from hpctk.collectives.gather_rows import gather_rows
 from hpctk.errors import SettingError
-from hpctk.schedules import rotation
-from hpctk.world import World, world
+from hpctk.world import world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -56,7 +53,7 @@ def weighted_mean(
         raise SettingError(
             f"weight has {mine.size} numbers: give one, or one for each of {len(tensors)} tensors"
         )
-    shares = _shares(gather_weights(here, mine))[here.rank]
+    shares = _shares(gather_rows(here, mine))[here.rank]
     flat, edges = fuse(tensors)
     factors = np.broadcast_to(shares, len(tensors))
     for lo, hi, factor in zip(edges[:-1], edges[1:], factors, strict=True):
@@ -68,16 +65,6 @@ def weighted_mean(
     dtype = DTYPES[str(flat.dtype).removeprefix("torch.")]
     reduce_in_place(here, flat, dtype, "sum", schedule)
     return unfuse(flat, edges, tensors)
-
-
-def gather_weights(here: World, mine: Any) -> Any:
-    """Return all ranks' weights, one row each. Collective over the communicator."""
-    everyone = np.empty((here.size, mine.size))
-    everyone[here.rank] = mine
-    segment_bytes = auto.machine(here).segment_bytes
-    plan = rotation.allgather(here.size)
-    engine_of(here).run(plan, InPlace(everyone.reshape(-1), 8), segment_bytes=segment_bytes)
-    return everyone
 
 
 def _shares(everyone: Any) -> Any:

@@ -93,7 +93,7 @@ def check(plan: Plan) -> Report:
     except HpctkError as error:
         raise HpctkError(f"{plan.name} {plan.kind} over {plan.size} ranks: {error}") from None
     numbers = {value for values in holdings.values for value in values if value is not None}
-    return Report(counted, max(map(holdings.sums.depth, numbers)))
+    return Report(counted, max(map(holdings.sums.depth, numbers), default=0))
 
 
 def _check_rounds(rounds: list[int]) -> None:
@@ -143,7 +143,7 @@ def _check_result(plan: Plan, holdings: Holdings) -> None:
 
 def _expectation(plan: Plan) -> Callable[[int], int]:
     if plan.kind == "allgather":
-        return lambda block: 1 << block
+        return lambda block: 1 << (block if plan.sources is None else plan.sources[block])
     if plan.kind == "broadcast":
         return lambda block: 1 << plan.root
     return lambda block: (1 << plan.size) - 1

@@ -24,7 +24,7 @@ from enum import Enum
 from hpctk.errors import SettingError
 from hpctk.schedules.volume import Volume
 
-KINDS = ("allreduce", "reduce_scatter", "allgather", "broadcast")
+KINDS = ("allreduce", "reduce_scatter", "allgather", "broadcast", "sparse_allreduce")
 
 
 class Action(Enum):
@@ -93,6 +93,8 @@ class Plan:
         What the plan moves, in closed form.
     root : int
         Where a broadcast starts.
+    sources : tuple of int, optional
+        For an all-gather: the rank that block b comes from, where that is not rank b.
     nodes : tuple of tuple of int, optional
         The ranks of each node, for plans that know them. Without it every message uses the network.
     """
@@ -105,6 +107,7 @@ class Plan:
     owns: Callable[[int], range] = field(compare=False, repr=False)
     volume: Volume = field(repr=False)
     root: int = 0
+    sources: tuple[int, ...] | None = None
     nodes: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -126,10 +129,17 @@ class Plan:
         """Return the blocks that hold input on `rank` at the start."""
         self._checked(rank)
         if self.kind == "allgather":
-            return range(rank, rank + 1)
+            return self._gathered_from(rank)
         if self.kind == "broadcast" and rank != self.root:
             return range(0)
         return range(self.blocks)
+
+    def _gathered_from(self, rank: int) -> range:
+        if self.sources is None:
+            return range(rank, rank + 1)
+        if rank not in self.sources:
+            return range(0)
+        return range(self.sources.index(rank), self.sources.index(rank) + 1)
 
     def _checked(self, rank: int) -> int:
         if not 0 <= rank < self.size:

@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpctk.errors import SettingError
-from hpctk.schedules import binomial, halving_doubling, hierarchical, recursive_doubling, ring, rotation
+from hpctk.schedules import (
+    binomial,
+    halving_doubling,
+    hierarchical,
+    recursive_doubling,
+    ring,
+    rotation,
+    split,
+)
 from hpctk.schedules.plan import KINDS, Plan
 
 Nodes = Sequence[Sequence[int]]
@@ -59,7 +67,10 @@ SCHEDULES: Mapping[str, Schedule] = {
     ),
     "recursive_doubling": Schedule(
         "whole tensors between partners, fewest rounds; for small tensors",
-        {"allreduce": _by_size(recursive_doubling.allreduce)},
+        {
+            "allreduce": _by_size(recursive_doubling.allreduce),
+            "sparse_allreduce": _by_size(recursive_doubling.allreduce),
+        },
     ),
     "halving_doubling": Schedule(
         "halves, quarters, ... between partners: little volume in few rounds",
@@ -74,6 +85,14 @@ SCHEDULES: Mapping[str, Schedule] = {
         {"allreduce": _by_nodes(hierarchical.allreduce)},
         needs_nodes=True,
     ),
+    "allgather": Schedule(
+        "everyone's sparse list round a ring, summed by everyone; for few ranks",
+        {"sparse_allreduce": _by_size(ring.allgather)},
+    ),
+    "split": Schedule(
+        "each rank sums one range of indices, balanced by load; then round a ring",
+        {"sparse_allreduce": _by_size(split.allreduce)},
+    ),
 }
 
 
@@ -85,7 +104,7 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
     name : str
         A key of `SCHEDULES`.
     kind : str
-        What to do: "allreduce", "reduce_scatter", "allgather" or "broadcast".
+        What to do: one of `KINDS`. A "sparse_allreduce" is an all-reduce, or an all-gather that all ranks sum up.
     size : int
         Number of ranks.
     nodes : sequence of sequences of int, optional

@@ -39,7 +39,7 @@ def reduce_scatter(size: int, *, keep: bool = False) -> Plan:
         blocks=size,
         steps=lambda rank: reducing(everyone, rank, action=action),
         owns=lambda rank: range(rank, rank + 1),
-        volume=even(size, _phases(size, combined=int(not keep)), kept=size - 1 if keep else 0),
+        volume=even(size, phases(size, combined=int(not keep)), kept=size - 1 if keep else 0),
     )
 
 
@@ -53,7 +53,7 @@ def allgather(size: int) -> Plan:
         blocks=size,
         steps=lambda rank: gathering(everyone, rank),
         owns=lambda rank: everyone,
-        volume=even(size, _phases(size, combined=0)),
+        volume=even(size, phases(size, combined=0)),
     )
 
 
@@ -72,7 +72,7 @@ def allreduce(size: int) -> Plan:
         blocks=size,
         steps=steps,
         owns=lambda rank: everyone,
-        volume=even(size, _phases(size, combined=1) + _phases(size, combined=0)),
+        volume=even(size, phases(size, combined=1) + phases(size, combined=0)),
     )
 
 
@@ -116,7 +116,8 @@ def _part(owner: int, width: int) -> range:
     return range(owner * width, (owner + 1) * width)
 
 
-def _phases(size: int, combined: int) -> list[Phase]:
+def phases(size: int, combined: int) -> list[Phase]:
+    """Return what `reducing` or `gathering` moves among `size` members."""
     if size % 2:
         return [Phase(size - 1, blocks=1, combined=combined)]
     before = after = Phase(size // 2 - 1, blocks=1, combined=combined)

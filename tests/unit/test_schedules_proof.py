@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from hpctk.schedules import SCHEDULES, Action, Plan, binomial, build, hierarchical, ring, rotation
+from hpctk.errors import SettingError
+from hpctk.schedules import SCHEDULES, Action, Plan, binomial, build, hierarchical, lazy, ring, rotation
 from hpctk.schedules.check import check
 from hpctk.schedules.cost import Machine, price, replay_seconds
 from hpctk.schedules.registry import names
@@ -31,6 +32,23 @@ def test_flat_plans(name: str, kind: str) -> None:
 def test_rotation_that_keeps_parts() -> None:
     for size in SIZES:
         prove(rotation.reduce_scatter(size, keep=True))
+
+
+def test_lazy_gathers_of_every_set_of_senders() -> None:
+    for size in range(1, 7):
+        for chosen in range(1, 2**size):
+            prove(lazy.allgather(size, [rank for rank in range(size) if chosen >> rank & 1]))
+    for size in SIZES:
+        plan = lazy.allgather(size, [])
+        assert check(plan).volume.total_sent == 0
+        assert all(list(plan.rounds(rank)) == [] for rank in range(size))
+        prove(lazy.allgather(size, range(0, size, 3)))
+
+
+def test_lazy_refuses_senders_that_cannot_be() -> None:
+    for senders in ([1, 0], [0, 0], [4], [-1]):
+        with pytest.raises(SettingError, match="ascending ranks below 4"):
+            lazy.allgather(4, senders)
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 8, 13, 64])

@@ -1,0 +1,75 @@
+"""What the benchmarks that run as MPI jobs share: gloo, the network's rate, interleaved medians."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from contextlib import nullcontext
+from statistics import median
+
+import torch.distributed as dist
+
+
+def bits_per_second(rate: str) -> float | None:
+    for unit, factor in (("gbit", 1e9), ("mbit", 1e6)):
+        if rate.endswith(unit):
+            return float(rate.removesuffix(unit)) * factor
+    return None
+
+
+def where(here) -> str:
+    rate = os.environ.get("HPCTK_CLUSTER_RATE")
+    return f"{len(here.nodes)} nodes at {rate}" if rate else "shared memory"
+
+
+def start_gloo(here):
+    """Join a gloo process group over the job's own network. Collective."""
+    head = os.environ.get("HPCTK_CLUSTER_HEAD", "127.0.0.1")
+    port = here.run_on_root("choosing a port", free_port)
+    dist.init_process_group("gloo", init_method=f"tcp://{head}:{port}", rank=here.rank, world_size=here.size)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def only(runs, names):
+    """Return the chosen contenders; ends the job where one is unknown."""
+    if not names:
+        return runs
+    unknown = set(names.split(",")) - set(runs)
+    if unknown:
+        sys.exit(f"bench: no contender {', '.join(unknown)}; there are {', '.join(runs)}")
+    return {name: run for name, run in runs.items() if name in names.split(",")}
+
+
+def reporter(here):
+    def report(line):
+        if here.rank == 0:
+            print(f"bench: {line}", file=sys.stderr, flush=True)
+
+    return report
+
+
+def measure(here, runs, repeats, *, prepare=lambda: None, count=1, around=lambda name: nullcontext()):
+    """Return the median seconds of each contender, of the slowest rank, taking turns. Collective."""
+    times = {name: [] for name in runs}
+    report = reporter(here)
+    for repeat in range(repeats + 1):
+        report(f"repeat {repeat} of {repeats}" if repeat else "warming up")
+        for name, run in runs.items():
+            prepare()
+            with around(name):
+                here.barrier("bench")
+                began = time.perf_counter()
+                for _ in range(count):
+                    run()
+                spent = round((time.perf_counter() - began) * 1e9)
+            slowest = -here.minimum([-spent], "bench")[0] / 1e9 / count
+            if repeat:
+                times[name].append(slowest)
+    return {name: median(row) for name, row in times.items()}

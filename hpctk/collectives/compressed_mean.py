@@ -1,0 +1,205 @@
+"""The mean over all ranks of what a compressor carries of their tensors; the rest stays in the residuals.
+
+All tensors travel together, one collective for each way that packets combine:
+
+- spared ones as they are, in one all-reduce;
+- "summed" packets (Identity, Half, RandomK) in one all-reduce of their values;
+- TopK's elements of all tensors as one sparse vector, in one sparse all-reduce;
+- other "gathered" packets (Sign, QSGD) as one message of each rank, which every rank decodes in rank order;
+- "own": the compressor says what to all-reduce (PowerSGD).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpctk import buffers
+from hpctk.buffers import DTYPES
+from hpctk.collectives.allreduce import reduce_in_place
+from hpctk.collectives.engine import engine_of
+from hpctk.collectives.gather_messages import gather_messages
+from hpctk.collectives.sparse_allreduce import reduce_pairs
+from hpctk.compressors.compressor import Compressor
+from hpctk.compressors.packet import Packet
+from hpctk.compressors.power_sgd import PowerSGD
+from hpctk.compressors.residuals import Residuals
+from hpctk.compressors.top_k import TopK
+from hpctk.kernels.indices import index_dtype
+from hpctk.schedules import ring
+from hpctk.world import World
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def compressed_mean(
+    here: World,
+    tensors: Tensors,
+    compressor: Compressor,
+    residuals: Residuals | None,
+    schedule: str = "auto",
+) -> None:
+    """Replace tensors by the mean over all ranks of what the compressor carries of them.
+
+    Collective over the communicator. In place. All ranks must give the same names, shapes and dtypes.
+
+    Parameters
+    ----------
+    here : World
+    tensors : mapping of str to torch.Tensor
+        Contiguous, by parameter name.
+    compressor : Compressor
+    residuals : Residuals or None
+        What was not carried before is added first, what is not carried now is left there. None: forgotten.
+    schedule : str
+        Of dense all-reduces.
+    """
+    spared = {name: tensor for name, tensor in tensors.items() if compressor.spares(name, tensor)}
+    chosen = {name: tensor for name, tensor in tensors.items() if name not in spared}
+    if spared:
+        dense_mean(here, list(spared.values()), schedule)
+    if not chosen:
+        return
+    if isinstance(compressor, PowerSGD):
+        _own(here, chosen, compressor, residuals, schedule)
+    elif isinstance(compressor, TopK):
+        _sparse(here, chosen, compressor, residuals)
+    elif compressor.combines == "summed":
+        _summed(here, chosen, compressor, residuals, schedule)
+    else:
+        _gathered(here, chosen, compressor, residuals)
+
+
+def dense_mean(here: World, tensors: list[torch.Tensor], schedule: str = "auto") -> None:
+    """Replace tensors by their mean over all ranks. Collective over the communicator. In place."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for alike in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=_room(here, alike))
+        _mean(here, flat, schedule)
+        parts = flat.split([tensor.numel() for tensor in alike])
+        torch._foreach_copy_(alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)])
+
+
+def _room(here: World, alike: list[torch.Tensor]) -> torch.Tensor:
+    """Return memory to lay tensors of one dtype in; on the host the same in every step, new pages are slow."""
+    n = sum(tensor.numel() for tensor in alike)
+    if buffers.on_device(alike[0]):
+        return alike[0].new_empty(n)
+    room = engine_of(here).workspace("dense_mean", n * alike[0].element_size())
+    return torch.from_numpy(room).view(alike[0].dtype)
+
+
+def _mean(here: World, flat: torch.Tensor, schedule: str) -> torch.Tensor:
+    reduce_in_place(here, flat, DTYPES[buffers.dtype_of(flat).name], "mean", schedule)
+    return flat
+
+
+def _packets(
+    here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None
+) -> dict[str, Packet]:
+    # A sum with its residual may overflow on one rank: all ranks must hear of it.
+    with here.shared_errors("compressing"):
+        if residuals is None:
+            return {name: compressor.compress(tensor, name) for name, tensor in tensors.items()}
+        return {name: residuals.feed(compressor, name, tensor) for name, tensor in tensors.items()}
+
+
+def _summed(
+    here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None, schedule: str
+) -> None:
+    packets = _packets(here, tensors, compressor, residuals)
+    dense_mean(here, [packet.data for packet in packets.values()], schedule)
+    for name, tensor in tensors.items():
+        tensor.copy_(compressor.decompress(packets[name]))
+
+
+def _gathered(here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None) -> None:
+    packets = _packets(here, tensors, compressor, residuals)
+    mine = torch.cat([packet.data for packet in packets.values()]).cpu().numpy()
+    edges = np.cumsum([0, *(packet.nbytes for packet in packets.values())])
+    elements = sum(tensor.numel() for tensor in tensors.values())
+    dense_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    messages = gather_messages(
+        here, ring.allgather(here.size), mine, elements=elements, dense_bytes=dense_bytes
+    )
+    for tensor in tensors.values():
+        tensor.zero_()
+    for data in messages:
+        for (lo, hi), (name, tensor) in zip(pairwise(edges), tensors.items(), strict=True):
+            part = torch.from_numpy(data[lo:hi]).to(tensor.device)
+            tensor += compressor.decompress(replace(packets[name], data=part))
+    for tensor in tensors.values():
+        tensor /= here.size
+
+
+def _sparse(here: World, tensors: Tensors, compressor: TopK, residuals: Residuals | None) -> None:
+    edges = np.cumsum([0, *(tensor.numel() for tensor in tensors.values())])
+    n = int(edges[-1])
+    indices, values = _selected(here, tensors, compressor, residuals, edges)
+    keep = sum(compressor.k(tensor.numel()) for tensor in tensors.values()) if compressor.keep else None
+    found, total, dropped = reduce_pairs(here, indices, values, n, keep)
+    total /= here.size
+    _write(tensors, edges, found, total)
+    if residuals is not None and dropped.any():
+        kept_back = [residuals.of(name, tensor) for name, tensor in tensors.items()]
+        _put(kept_back, edges, indices[dropped], values[dropped])
+
+
+def _selected(
+    here: World, tensors: Tensors, compressor: TopK, residuals: Residuals | None, edges: Any
+) -> tuple[Any, Any]:
+    """Return the elements that are sent, of all tensors laid one after the other."""
+    indices, values = [], []
+    dtype = index_dtype(int(edges[-1]))
+    with here.shared_errors("compressing"):
+        for start, (name, tensor) in zip(edges, tensors.items(), strict=False):
+            residual = None if residuals is None else residuals.of(name, tensor)
+            found, taken = compressor.select(tensor, residual, name)
+            indices.append(_host(found).astype(dtype) + dtype.type(start))
+            values.append(_wide(_host(taken), tensor.dtype))
+    return np.concatenate(indices), np.concatenate(values)
+
+
+def _host(array: Any) -> Any:
+    return array.cpu().numpy() if isinstance(array, torch.Tensor) else array
+
+
+def _wide(values: Any, dtype: torch.dtype) -> Any:
+    """Return values as float32 or float64: half precision is summed in float32."""
+    if values.itemsize > 2:
+        return values
+    return torch.from_numpy(values).view(dtype).float().numpy()
+
+
+def _write(tensors: Tensors, edges: Any, indices: Any, values: Any) -> None:
+    """Overwrite tensors, laid one after the other, by a sparse vector."""
+    for tensor in tensors.values():
+        tensor.zero_()
+    _put(list(tensors.values()), edges, indices, values)
+
+
+def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any) -> None:
+    cuts = np.searchsorted(indices, edges)
+    for tensor, start, (lo, hi) in zip(tensors, edges, pairwise(cuts), strict=False):
+        where = torch.from_numpy(indices[lo:hi].astype(np.int64) - int(start)).to(tensor.device)
+        tensor.view(-1)[where] = torch.from_numpy(values[lo:hi]).to(tensor)
+
+
+def _own(
+    here: World, tensors: Tensors, compressor: PowerSGD, residuals: Residuals | None, schedule: str
+) -> None:
+    if residuals is None:
+        inputs = {name: tensor.clone() for name, tensor in tensors.items()}
+    else:
+        inputs = {name: residuals.of(name, tensor) for name, tensor in tensors.items()}
+        torch._foreach_add_(list(inputs.values()), list(tensors.values()))
+    means = compressor.aggregate(inputs, lambda flat: _mean(here, flat, schedule))
+    for name, tensor in tensors.items():
+        tensor.copy_(means[name])

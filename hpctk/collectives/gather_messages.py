@@ -1,0 +1,59 @@
+"""All-gather of messages of any length, one of each rank or of some of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpctk.collectives import auto
+from hpctk.collectives.engine import engine_of
+from hpctk.schedules.plan import Plan
+from hpctk.world import World
+
+
+class Messages:
+    """The blocks of an all-gather: whole messages."""
+
+    def __init__(self, blocks: int) -> None:
+        self.data: list[Any] = [None] * blocks
+
+    def outgoing(self, block: int) -> Any:
+        """Return a message, one's own or another's passed on."""
+        return self.data[block]
+
+    def store(self, block: int, data: Any) -> None:
+        """Take another rank's message."""
+        self.data[block] = data
+
+    def combine(self, block: int, data: Any) -> None:
+        """Never asked for: an all-gather combines nothing."""
+        raise AssertionError("an all-gather combines nothing")
+
+
+def gather_messages(
+    here: World, plan: Plan, message: Any, *, elements: int = 0, dense_bytes: int = 0
+) -> list[Any]:
+    """Return the messages of all ranks that send one by `plan`, in rank order.
+
+    Collective over the communicator.
+
+    Parameters
+    ----------
+    here : World
+    plan : Plan
+        Of an all-gather.
+    message : uint8 array
+        This rank's, of any length; not looked at where the plan has this rank send nothing.
+    elements, dense_bytes : int
+        What a message stands for; for the statistics.
+    """
+    messages = Messages(plan.blocks)
+    for block in plan.held(here.rank):
+        messages.data[block] = message
+    engine_of(here).run_parcels(
+        plan,
+        messages,
+        elements=elements,
+        dense_bytes=dense_bytes,
+        segment_bytes=auto.machine(here).segment_bytes,
+    )
+    return messages.data

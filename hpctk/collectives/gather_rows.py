@@ -1,0 +1,26 @@
+"""All-gather of a few numbers from each rank: weights, counts, scales, samples, flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpctk.collectives import auto
+from hpctk.collectives.elements import InPlace
+from hpctk.collectives.engine import engine_of
+from hpctk.schedules import rotation
+from hpctk.world import World
+
+
+def gather_rows(here: World, mine: Any) -> Any:
+    """Return all ranks' rows, one under the other in rank order, as a new array.
+
+    Collective over the communicator. `mine` is a 1-D array of the same length and dtype on every rank.
+    """
+    everyone = np.empty((here.size, mine.size), mine.dtype)
+    everyone[here.rank] = mine
+    segment_bytes = auto.machine(here).segment_bytes
+    plan = rotation.allgather(here.size)
+    engine_of(here).run(plan, InPlace(everyone.reshape(-1), mine.itemsize), segment_bytes=segment_bytes)
+    return everyone

@@ -1,0 +1,106 @@
+"""One-bit all-reduce, both ways: packed signs to the rank that owns a shard, packed signs back.
+
+As in 1-bit Adam and in SAEF with a server: every rank is the server of one shard.
+
+1. every rank's scale is gathered (N numbers), its packed signs go to the shards' owners by rotation;
+2. the owner of a shard forms c = mean_k scale_k * sign_k there and adds what it could not send before:
+   z = c + s, s its server residual;
+3. the shards' 1-norms are gathered, so that one scale = ||z||_1 / n holds for all of them; o = sign(z) * scale
+   stands for z, and s = z - o stays with the owner;
+4. the packed signs of o go round a ring.
+
+With B = ceil(n/8) bytes of signs, a rank sends about 2(N-1)/N B and 2(N-1) numbers of 8 bytes. Shards are whole
+bytes of signs. Sums over ranks are in rank order, so all ranks come to the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hpctk.collectives import auto
+from hpctk.collectives.elements import InPlace
+from hpctk.collectives.engine import engine_of
+from hpctk.collectives.gather_rows import gather_rows
+from hpctk.errors import TensorError
+from hpctk.kernels import bits
+from hpctk.schedules import bounds, ring, rotation
+from hpctk.world import World
+
+
+class Parts:
+    """Where the other ranks' signs of this rank's shard go."""
+
+    def __init__(self, size: int, lo: int, hi: int) -> None:
+        self.signs = np.empty((size, hi - lo), np.uint8)
+        self._lo = lo
+
+    def room(self, peer: int, lo: int, hi: int) -> Any:
+        """Return the memory for the peer's bytes lo .. hi-1."""
+        return self.signs[peer, lo - self._lo : hi - self._lo]
+
+    def arrived(self, peer: int, lo: int, hi: int) -> None:
+        """Nothing to do before all are there."""
+
+
+def shard_bounds(here: World, n: int) -> tuple[int, int]:
+    """Return the first element of the shard that this rank serves, and the one after its last."""
+    lo, hi = bounds(sign_bytes(n), here.size, range(here.rank, here.rank + 1))
+    return min(8 * lo, n), min(8 * hi, n)
+
+
+def sign_bytes(n: int) -> int:
+    """Return how many bytes the signs of n elements take."""
+    return -(-n // 8)
+
+
+def onebit_allreduce(here: World, signs: Any, scale: float, n: int, server: Any) -> tuple[Any, float]:
+    """Return the packed signs and the scale of the compressed mean over all ranks.
+
+    Collective over the communicator. `server` is updated in place; `signs` is overwritten.
+
+    Parameters
+    ----------
+    here : World
+    signs : uint8 array
+        This rank's signs, 8 to a byte (`kernels.bits.pack_signs`).
+    scale : float
+        This rank's scale.
+    n : int
+        Number of elements.
+    server : float array
+        The server residual of this rank's shard, elements `shard_bounds(here, n)`; zeros at first.
+    """
+    lo, hi = shard_bounds(here, n)
+    if signs.size != sign_bytes(n) or server.size != hi - lo:
+        raise TensorError(
+            f"one-bit all-reduce of {n} elements needs {sign_bytes(n)} bytes of signs and a server residual of "
+            f"{hi - lo} on rank {here.rank}, not {signs.size} and {server.size}"
+        )
+    scales = gather_rows(here, np.array([scale], np.float64))[:, 0]
+    for rank, signs_of_rank in enumerate(_shard_signs(here, signs)):
+        bits.add_signs(signs_of_rank, hi - lo, float(scales[rank] / here.size), server)
+    norms = gather_rows(here, np.array([np.abs(server).sum(dtype=np.float64)], np.float64))[:, 0]
+    # In the elements' precision at once: every rank must subtract the same number.
+    common = float(server.dtype.type(norms.sum() / n)) if n else 0.0
+    byte_lo, byte_hi = bounds(sign_bytes(n), here.size, range(here.rank, here.rank + 1))
+    signs[byte_lo:byte_hi] = bits.pack_signs(server)
+    bits.add_signs(signs[byte_lo:byte_hi], hi - lo, -common, server)
+    segment_bytes = auto.machine(here).segment_bytes
+    engine_of(here).run(ring.allgather(here.size), InPlace(signs, 1), segment_bytes=segment_bytes)
+    return signs, common
+
+
+def _shard_signs(here: World, signs: Any) -> Any:
+    """Return all ranks' signs of this rank's shard, one row each. Collective over the communicator."""
+    lo, hi = bounds(len(signs), here.size, range(here.rank, here.rank + 1))
+    parts = Parts(here.size, lo, hi)
+    parts.signs[here.rank] = signs[lo:hi]
+    engine_of(here).run(
+        rotation.reduce_scatter(here.size, keep=True),
+        InPlace(signs, 1),
+        segment_bytes=auto.machine(here).segment_bytes,
+        kept=parts,
+    )
+    return parts.signs

@@ -1,0 +1,285 @@
+"""Sparse all-reduce: the sum of sparse vectors, on all ranks, for bytes that follow the elements, not the length.
+
+Exact, by three plans on lists of (index, value) pairs, or dense where the union of all lists fills up:
+
+| schedule | how |
+|---|---|
+| allgather | everyone gets everyone's list and sums them up |
+| recursive_doubling | partners exchange and merge what they have, at distance 1, 2, 4, ... |
+| split | each rank sums one range of indices; the ranges are cut so that all have equally much to do |
+| dense | a vector of all n elements, by the best dense schedule |
+
+With `keep` only the k largest of the sum come back. What was dropped is given back to those who sent it,
+as a mask over their own elements: sum over ranks of what they sent = what was kept + what they got back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hpctk import buffers
+from hpctk.buffers import DTYPES
+from hpctk.collectives import auto, balance
+from hpctk.collectives.allreduce import reduce_in_place
+from hpctk.collectives.engine import engine_of
+from hpctk.collectives.gather_messages import gather_messages
+from hpctk.collectives.gather_rows import gather_rows
+from hpctk.collectives.sparse_blocks import Pairs, SparseBlocks, summed_lists
+from hpctk.collectives.sparse_keep import largest
+from hpctk.compressors import sparse
+from hpctk.errors import SettingError, TensorError
+from hpctk.kernels.indices import index_dtype
+from hpctk.kernels.merge import not_in, scatter, take
+from hpctk.kernels.select import top_k
+from hpctk.schedules import build, ring, rotation, sparse_cost
+from hpctk.schedules.plan import Plan
+from hpctk.schedules.registry import names
+from hpctk.world import World, world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+#: Seconds per element of the dense way, beside its all-reduce: room for the vector, and a look for what is not zero.
+DENSE_ELEMENT_S = 2e-9
+
+
+class SparseSum(NamedTuple):
+    """The sum of all ranks' sparse vectors.
+
+    Attributes
+    ----------
+    indices, values
+        The same on every rank, indices ascending.
+    dropped
+        For each of this rank's own elements, as it gave them, whether it is missing in the sum.
+    """
+
+    indices: Any
+    values: Any
+    dropped: Any
+
+
+def sparse_allreduce(
+    indices: Any,
+    values: Any,
+    size: int,
+    *,
+    keep: int | None = None,
+    schedule: str = "auto",
+    comm: MPI.Intracomm | None = None,
+) -> SparseSum:
+    """Return the sum of all ranks' sparse vectors: ascending indices, their values, and what was dropped.
+
+    Collective over the communicator. Not in place. Ranks may give different numbers of elements, none too.
+    Indices whose values cancel may be listed, with a zero, or not.
+
+    Parameters
+    ----------
+    indices : torch.Tensor or numpy.ndarray
+        Whole numbers from 0 to size - 1, each once, in any order.
+    values : torch.Tensor or numpy.ndarray
+        One for each index: float32 or float64; float16 and bfloat16 travel and are summed as float32.
+    size : int
+        Length of the vector.
+    keep : int, optional
+        Return only the `keep` largest magnitudes of the sum, ties lowest index first. `dropped` tells which
+        of one's own elements are not in it: add those to a residual, and nothing is lost.
+    schedule : str
+        "allgather", "recursive_doubling", "split", "dense" or "auto".
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    """
+    here = world(comm)
+    kind = getattr(values, "dtype", type(values).__name__)
+    here.agree("sparse_allreduce", [("dtype", kind), ("size", size), ("keep", keep), ("schedule", schedule)])
+    _check_settings(size, keep, schedule)
+    with here.shared_errors("sparse_allreduce"):
+        own, own_values, order = _own_pairs(indices, values, size)
+    found, total, dropped = reduce_pairs(here, own, own_values, size, keep, schedule)
+    if order is not None:
+        as_given = np.empty_like(dropped)
+        as_given[order] = dropped
+        dropped = as_given
+    return _like(indices, values, found, total, dropped)
+
+
+def reduce_pairs(
+    here: World, indices: Any, values: Any, n: int, keep: int | None = None, schedule: str = "auto"
+) -> tuple[Any, Any, Any]:
+    """Return indices, values and what was dropped, of host arrays that all ranks know to belong together.
+
+    Collective over the communicator. Not in place.
+
+    Parameters
+    ----------
+    indices : array of int32, or int64 where n > 2^31
+        Ascending, without duplicates.
+    values : array of float32 or float64
+    n : int
+        Length of the vector.
+    keep, schedule
+        As in `sparse_allreduce`.
+    """
+    samples: Any = None
+    if schedule in ("auto", "split"):
+        samples = gather_rows(here, balance.sample(indices, here.size))
+    if schedule == "auto":
+        schedule = _choose(here, n, int(samples[:, 0].max()), keep, values.itemsize)
+    if schedule == "dense":
+        found, total = _dense(here, indices, values, n, keep)
+    elif schedule == "split" and keep is not None:
+        found, total = _split_and_keep(
+            here,
+            SparseBlocks(balance.edges(samples, n, here.size), indices, values),
+            n,
+            keep,
+            values.itemsize,
+        )
+    else:
+        plan = build(schedule, "sparse_allreduce", here.size, nodes=here.nodes)
+        found, total = _by_plan(here, plan, indices, values, n, samples)
+        if keep is not None:
+            found, total = _kept(found, total, keep)
+    if keep is None:
+        return found, total, np.zeros(len(indices), bool)
+    return found, total, not_in(indices, found)
+
+
+def _by_plan(here: World, plan: Plan, indices: Any, values: Any, n: int, samples: Any) -> Pairs:
+    if plan.kind == "allgather":
+        mine = sparse.write(indices, values, n)
+        everyone = gather_messages(here, plan, mine, elements=n, dense_bytes=n * values.itemsize)
+        return summed_lists(everyone, n, values.dtype.name)
+    ranges = balance.edges(samples, n, plan.blocks) if plan.blocks > 1 else [0, n]
+    blocks = SparseBlocks(ranges, indices, values)
+    _run(here, plan, blocks, n, values.itemsize)
+    return blocks.result()
+
+
+def _split_and_keep(here: World, blocks: SparseBlocks, n: int, keep: int, itemsize: int) -> Pairs:
+    _run(here, rotation.reduce_scatter(here.size), blocks, n, itemsize)
+    indices, values = blocks.pairs(here.rank)
+    taken = largest(here, values, keep)
+    blocks.put(here.rank, indices[taken], values[taken])
+    _run(here, ring.allgather(here.size), blocks, n, itemsize)
+    return blocks.result()
+
+
+def _run(here: World, plan: Plan, blocks: SparseBlocks, n: int, itemsize: int) -> None:
+    segment_bytes = auto.machine(here).segment_bytes
+    engine_of(here).run_parcels(
+        plan, blocks, elements=n, dense_bytes=n * itemsize, segment_bytes=segment_bytes
+    )
+
+
+def _dense(here: World, indices: Any, values: Any, n: int, keep: int | None) -> Pairs:
+    dense = np.zeros(n, values.dtype)
+    scatter(dense, indices, values)
+    reduce_in_place(here, dense, DTYPES[dense.dtype.name], "sum", "auto")
+    if keep is not None:
+        found = top_k(dense.view(f"u{dense.itemsize}"), min(keep, n))
+        found = found[dense[found] != 0]
+    else:
+        found = np.flatnonzero(dense).astype(index_dtype(n))
+    return found, take(dense, found)
+
+
+def _kept(indices: Any, values: Any, keep: int) -> Pairs:
+    chosen = top_k(values.view(f"u{values.itemsize}"), min(keep, len(values)))
+    return indices[chosen], values[chosen]
+
+
+@dataclass
+class Choices:
+    """What was chosen so far: (length, most elements of a rank, keep, bytes of a value) -> schedule."""
+
+    made: dict[tuple[int, int, int | None, int], str] = field(default_factory=dict)
+
+
+def _choose(here: World, n: int, k: int, keep: int | None, itemsize: int) -> str:
+    made = here.attached.setdefault(Choices, Choices()).made
+    if (n, k, keep, itemsize) not in made:
+        known, nodes = auto.calibration(here), here.nodes
+        offers = prices(
+            here.size, n, k, keep, itemsize, lambda plan, nbytes: known.seconds(plan, nbytes, nodes)
+        )
+        made[n, k, keep, itemsize] = min(offers, key=lambda name: offers[name])
+    return str(made[n, k, keep, itemsize])
+
+
+def prices(
+    size: int, n: int, k: int, keep: int | None, itemsize: int, pay: sparse_cost.Pay
+) -> dict[str, float]:
+    """Return the predicted seconds of every way to sum vectors of n elements, k of them on each rank."""
+    wire = partial(_wire_bytes, itemsize=itemsize)
+    offers = {
+        name: sparse_cost.seconds(name, size, n, k, keep, wire, pay) for name in names("sparse_allreduce")
+    }
+    plans = [build(name, "allreduce", size) for name in names("allreduce")]
+    offers["dense"] = min(pay(plan, n * itemsize) for plan in plans) + DENSE_ELEMENT_S * n
+    return offers
+
+
+def _wire_bytes(k: int, n: int, itemsize: int) -> int:
+    return sparse.wire_bytes(k, n, itemsize)
+
+
+def _check_settings(size: int, keep: int | None, schedule: str) -> None:
+    if not isinstance(size, int) or size < 0:
+        raise SettingError(f"size={size!r}: need the length of the vector, a whole number")
+    if keep is not None and (not isinstance(keep, int) or keep < 0):
+        raise SettingError(f"keep={keep!r}: need a whole number of elements, or None for all")
+    allowed = [*names("sparse_allreduce"), "dense", "auto"]
+    if schedule not in allowed:
+        raise SettingError(f"schedule={schedule!r}: allowed are {', '.join(allowed)}")
+
+
+def _own_pairs(indices: Any, values: Any, size: int) -> tuple[Any, Any, Any]:
+    """Return checked host arrays, ascending, and the order they were brought into (None: as they were)."""
+    indices, values = _host(indices), _host(values)
+    if indices.ndim != 1 or values.shape != indices.shape:
+        raise TensorError(
+            f"need one value for each index, both 1-D, not {list(indices.shape)} and {list(values.shape)}"
+        )
+    if indices.dtype.kind not in "iu":
+        raise TensorError(f"indices of dtype {indices.dtype}: need whole numbers")
+    if values.dtype.name not in ("float16", "float32", "float64"):
+        raise TensorError(f"values of dtype {values.dtype}: need float16, bfloat16, float32 or float64")
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)
+    order = None
+    if len(indices) > 1 and not (indices[1:] > indices[:-1]).all():
+        order = np.argsort(indices, kind="stable")
+        indices, values = indices[order], values[order]
+        if (indices[1:] == indices[:-1]).any():
+            raise TensorError("indices occur twice: sum their values first")
+    if len(indices) and (indices[0] < 0 or indices[-1] >= size):
+        raise TensorError(f"indices from {indices[0]} to {indices[-1]} for a vector of {size} elements")
+    return np.ascontiguousarray(indices, index_dtype(size)), np.ascontiguousarray(values), order
+
+
+def _host(array: Any) -> Any:
+    if not buffers.is_torch(array):
+        return np.asarray(array)
+    array = array.detach().cpu()
+    import torch
+
+    return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+
+
+def _like(indices: Any, values: Any, found: Any, total: Any, dropped: Any) -> SparseSum:
+    """Return a result in the kind, dtype and place of what the caller gave."""
+    if not buffers.is_torch(values):
+        return SparseSum(found, total.astype(np.asarray(values).dtype, copy=False), dropped)
+    import torch
+
+    home = values.device
+    return SparseSum(
+        torch.from_numpy(found).to(home),
+        torch.from_numpy(total).to(home, values.dtype),
+        torch.from_numpy(dropped).to(home),
+    )

@@ -1,0 +1,76 @@
+"""What a sparse all-reduce costs: its volume grows with the union of all ranks' indices.
+
+n elements, k of them on every rank, P ranks. Where indices are independent, m ranks together have about
+u(m) = n (1 - (1 - k/n)^m) different ones; where they are alike, fewer. Bytes per element come from the
+wire form, given as a function of (elements, length).
+
+| schedule | bytes sent per rank |
+|---|---|
+| allgather | (P-1) w(k) |
+| recursive_doubling | w(u(1)) + w(u(2)) + w(u(4)) + ... |
+| split | (P-1)/P (w(k) + w(u(P))) |
+| split, keep | (P-1)/P (w(k) + w(keep)), and the selection's counts |
+"""
+
+from collections.abc import Callable
+
+from hpctk.schedules import recursive_doubling, ring, rotation
+from hpctk.schedules.fold import Fold
+from hpctk.schedules.plan import Plan
+
+#: (elements, length) -> bytes.
+Wire = Callable[[int, int], int]
+#: (plan, bytes) -> seconds.
+Pay = Callable[[Plan, int], float]
+
+#: Seconds to write, read and merge one element of a list, on one core of an ordinary machine.
+ELEMENT_S = 12e-9
+#: Small collectives that agree on balanced ranges, and on the threshold of the elements to keep.
+BALANCING, SELECTING = 1, 5
+
+
+def union(k: int, n: int, ranks: int) -> int:
+    """Return how many different indices `ranks` lists of k independent ones among n have, on average."""
+    return round(n * (1.0 - (1.0 - k / n) ** ranks)) if n else 0
+
+
+def stages(name: str, size: int, n: int, k: int, keep: int | None, wire: Wire) -> list[tuple[Plan, int]]:
+    """Return the plans that a sparse all-reduce runs one after the other, each with its tensor's bytes."""
+    if name == "allgather":
+        return [(ring.allgather(size), size * wire(k, n))]
+    if name == "split":
+        together = union(k, n, size)
+        returned = together if keep is None else min(keep, together)
+        small = (BALANCING + (SELECTING if keep is not None else 0)) * [
+            (recursive_doubling.allreduce(size), 2048)
+        ]
+        return [
+            *small,
+            (rotation.reduce_scatter(size), wire(k, n)),
+            (ring.allgather(size), wire(returned, n)),
+        ]
+    fold = Fold(size)
+    exchange = recursive_doubling.allreduce(2)
+    folded = 2 if fold.pairs else 1
+    lists = [wire(union(k, n, folded << level), n) for level in range(fold.levels)]
+    if fold.pairs:
+        lists = [wire(k, n), *lists, wire(union(k, n, size), n)]
+    return [(exchange, nbytes) for nbytes in lists]
+
+
+def handled(name: str, size: int, n: int, k: int) -> int:
+    """Return how many elements a rank writes, reads and merges."""
+    together = union(k, n, size)
+    if name == "allgather":
+        return 2 * size * k
+    if name == "split":
+        return 2 * k + together
+    return sum(union(k, n, 1 << level) for level in range(size.bit_length())) + together
+
+
+def seconds(name: str, size: int, n: int, k: int, keep: int | None, wire: Wire, pay: Pay) -> float:
+    """Return the predicted time of a sparse all-reduce."""
+    if size == 1:
+        return 0.0
+    moving = sum(pay(plan, nbytes) for plan, nbytes in stages(name, size, n, k, keep, wire))
+    return moving + ELEMENT_S * handled(name, size, n, k)
