@@ -1,0 +1,67 @@
+"""The workers of a simulation: each its parameters and its own base optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import tensors
+from .optimizers import Base, Schedule, first_rate, rates, set_rates
+from .problem import FixedProblem
+from .tensors import Tensors
+
+
+class Workers:
+    """Parameters x[k] and optimizers[k]; `starts` sets x after the optimizers are made."""
+
+    def __init__(
+        self,
+        problem: FixedProblem,
+        base: Base,
+        lr: Schedule | None = None,
+        starts: Sequence[Tensors] | None = None,
+    ) -> None:
+        self.problem, self.lr = problem, lr
+        self.size = problem.workers
+        self.optimizers = [base() for _ in range(self.size)]
+        self.x = [tensors.copy(x) for x in (starts or [problem.start()] * self.size)]
+
+    def gradient(self, k: int, t: int) -> Tensors:
+        """Worker k's gradient where it stands, after setting its learning rate for step t."""
+        if self.lr is not None:
+            set_rates(self.optimizers[k], self.lr(t))
+        return self.problem.gradient(k, self.x[k], t)
+
+    def gradients(self, t: int) -> list[Tensors]:
+        """All workers' gradients, none of which may be bad."""
+        all_gradients = [self.gradient(k, t) for k in range(self.size)]
+        for k, g in enumerate(all_gradients):
+            if not tensors.finite(g):
+                raise FloatingPointError(f"worker {k}, step {t}: the gradient is not finite")
+        return all_gradients
+
+    def step(self, k: int, gradient: Tensors, factor: float = 1.0) -> None:
+        """Worker k's base step with its learning rates times `factor`; a bad gradient is not applied."""
+        if not tensors.finite(gradient):
+            return
+        optimizer = self.optimizers[k]
+        usual = rates(optimizer)
+        set_rates(optimizer, [factor * lr for lr in usual])
+        self.x[k] = optimizer.step(self.x[k], gradient)
+        set_rates(optimizer, usual)
+
+    def update(self, k: int, gradient: Tensors) -> Tensors:
+        """What worker k's base optimizer would subtract from x[k]; x[k] stays, its state moves on."""
+        return tensors.subtract(self.x[k], self.optimizers[k].step(self.x[k], gradient))
+
+    def mean(self) -> Tensors:
+        return tensors.mean(self.x)
+
+
+class Clip:
+    """CELGC's rule: the factor min(1, R/(1e-10+n)) on every group's lr, R = clip/lr0 fixed at the start."""
+
+    def __init__(self, clip: float, optimizer) -> None:
+        self.ratio = clip / first_rate(optimizer)
+
+    def factor(self, norm: float) -> float:
+        return min(1.0, self.ratio / (1e-10 + norm))
