@@ -21,8 +21,21 @@ if TYPE_CHECKING:
     from hpctk.collectives.consensus_weights import ConsensusState as ConsensusState
     from hpctk.collectives.reduce_scatter import ireduce_scatter as ireduce_scatter
     from hpctk.collectives.reduce_scatter import reduce_scatter as reduce_scatter
+    from hpctk.collectives.sparse_allreduce import sparse_allreduce as sparse_allreduce
     from hpctk.collectives.weighted_mean import weighted_mean as weighted_mean
+    from hpctk.compressors import QSGD as QSGD
+    from hpctk.compressors import Half as Half
+    from hpctk.compressors import Identity as Identity
+    from hpctk.compressors import PowerSGD as PowerSGD
+    from hpctk.compressors import RandomK as RandomK
+    from hpctk.compressors import Sign as Sign
+    from hpctk.compressors import TopK as TopK
     from hpctk.errors import HpctkError as HpctkError
+    from hpctk.methods.adacons import AdaCons as AdaCons
+    from hpctk.methods.celgc import CELGC as CELGC
+    from hpctk.methods.local_sgd import LocalSGD as LocalSGD
+    from hpctk.methods.mean import Mean as Mean
+    from hpctk.optimizer import DistributedOptimizer as DistributedOptimizer
 
 #: Public name: the module it lives in.
 _HOMES = {
@@ -35,9 +48,22 @@ _HOMES = {
     "consensus": "collectives.consensus",
     "reduce_scatter": "collectives.reduce_scatter",
     "ireduce_scatter": "collectives.reduce_scatter",
+    "sparse_allreduce": "collectives.sparse_allreduce",
     "weighted_mean": "collectives.weighted_mean",
     "ConsensusState": "collectives.consensus_weights",
     "HpctkError": "errors",
+    "DistributedOptimizer": "optimizer",
+    "AdaCons": "methods.adacons",
+    "CELGC": "methods.celgc",
+    "LocalSGD": "methods.local_sgd",
+    "Mean": "methods.mean",
+    "Identity": "compressors",
+    "Half": "compressors",
+    "TopK": "compressors",
+    "RandomK": "compressors",
+    "Sign": "compressors",
+    "QSGD": "compressors",
+    "PowerSGD": "compressors",
 }
 
 __all__ = ["__version__", *_HOMES]

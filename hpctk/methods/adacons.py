@@ -1,0 +1,101 @@
+"""AdaCons: gradients weighted by how much their worker agrees with all.
+
+Choukroun, Azoulay, Kisilev, "Adaptive Consensus Gradients Aggregation for Scaled Distributed Training", arXiv
+2411.03742.
+
+    u_i = g_i / (||g_i|| + eps),  alpha_i = <u_i, mean g>
+    sorted ascending, momentum on the sorted values: m = beta m + (1 - beta) s; un-sorted, divided by their sum
+    out = sum_i a_i u_i, times the scale:  "mean_norm" mean_j ||g_j||,  "unit" 1,  "coefficients" sum_i w_i g_i
+
+What travels: gradients, every step, for the volume of one all-reduce (collectives/consensus.py has the
+schedule, collectives/consensus_weights.py the weights). Where the weights make no sense (opposed gradients),
+the plain mean is used for that step and counted as a fallback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
+
+import torch
+
+from hpctk.collectives import consensus_weights
+from hpctk.collectives.consensus import aggregate_in_place
+from hpctk.collectives.consensus_weights import ConsensusState
+from hpctk.collectives.engine import engine_of
+from hpctk.methods.gradient_run import GradientRun
+from hpctk.methods.method import Method
+from hpctk.methods.replica import Replica
+
+
+@dataclass(frozen=True)
+class AdaCons(Method):
+    """Weigh gradients by their agreement with the consensus.
+
+    Attributes
+    ----------
+    momentum : float
+        beta, of the sorted agreements.
+    scale : str
+        "mean_norm", "unit" or "coefficients".
+    layerwise : bool
+        Whether every tensor gets weights of its own.
+    """
+
+    kind: ClassVar[str] = "gradient"
+    summary: ClassVar[str] = "gradients weighted by their agreement, for one all-reduce's bytes"
+
+    momentum: float = 0.99
+    scale: str = "mean_norm"
+    layerwise: bool = False
+
+    def __post_init__(self) -> None:
+        consensus_weights.check(self.momentum, self.scale)
+
+    def begin(self, replica: Replica) -> AdaConsRun:
+        """Return AdaCons at work on a replica."""
+        return AdaConsRun(self, replica)
+
+
+class AdaConsRun(GradientRun):
+    """AdaCons at work on one rank."""
+
+    def __init__(self, settings: AdaCons, replica: Replica) -> None:
+        super().__init__(replica)
+        self._settings = settings
+        #: The sorted momentum of each tensor by name, or of the whole model under "": the same on all ranks.
+        self.momentum: dict[str, Any] = {}
+
+    def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Replace gradients by their weighted sum. Collective over the communicator. In place."""
+        tensors = list(gradients.values())
+        edges = [0, *accumulate(tensor.numel() for tensor in tensors)]
+        flat = self._room(tensors[0], edges[-1])
+        parts = [
+            flat[lo:hi].view(tensor.shape) for (lo, hi), tensor in zip(pairwise(edges), tensors, strict=True)
+        ]
+        torch._foreach_copy_(parts, tensors)
+        # A tensor without a gradient in this step is not there: momentum goes by names, not by places.
+        names = list(gradients) if self._settings.layerwise else [""]
+        groups = edges if self._settings.layerwise else [0, edges[-1]]
+        known = {g: self.momentum[name] for g, name in enumerate(names) if name in self.momentum}
+        state = ConsensusState(known)
+        aggregate_in_place(
+            self.replica.world, flat.numpy(), groups, state, self._settings.momentum, self._settings.scale
+        )
+        self.momentum |= {names[g]: momentum for g, momentum in state.sorted_momentum.items()}
+        self.counts["fallbacks"] += state.fallbacks
+        torch._foreach_copy_(tensors, parts)
+
+    def _room(self, like: torch.Tensor, n: int) -> torch.Tensor:
+        room = engine_of(self.replica.world).workspace("adacons", n * like.element_size())
+        return torch.from_numpy(room).view(like.dtype)
+
+    def local_state(self) -> dict[str, Any]:
+        """Return the momentum of the sorted agreements."""
+        return {"momentum": {name: torch.from_numpy(kept) for name, kept in self.momentum.items()}}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        self.momentum = {name: kept.numpy().copy() for name, kept in state["momentum"].items()}

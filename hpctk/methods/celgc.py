@@ -1,0 +1,80 @@
+"""CELGC: local gradient clipping with periodic averaging.
+
+Liu, Zhuang, Lei, Liao, "A Communication-Efficient Distributed Gradient Clipping Algorithm for Training Deep
+Neural Networks", NeurIPS 2022, arXiv 2205.05040.
+
+    every `period` steps   x_i <- mean_j x_j
+    in every step          rate = lr * min(1, R / (1e-10 + ||g_i||)), R = clip / lr at the start;
+                           the base optimizer steps with that rate
+
+The norm is of the raw local gradient over all parameters, in float64. What travels: the model, once every
+`period` steps; never gradients, never the base optimizer's state. The model to evaluate is the mean of the
+workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hpctk.methods.clipping import Clipping, check_clip
+from hpctk.methods.method import Method, scaled_rates
+from hpctk.methods.model_run import ModelRun
+from hpctk.methods.norms import global_norm
+from hpctk.methods.period import check_period
+from hpctk.methods.replica import Replica
+
+
+@dataclass(frozen=True)
+class CELGC(Method):
+    """Clip locally, average the models every `period` steps.
+
+    Attributes
+    ----------
+    clip : float
+        The longest step, in units of the parameters; clip / lr is the largest norm that is not clipped.
+    period : int
+        Local steps between averages.
+    """
+
+    kind: ClassVar[str] = "model"
+    summary: ClassVar[str] = "local clipping, models averaged every period steps"
+
+    clip: float
+    period: int = 16
+
+    def __post_init__(self) -> None:
+        check_clip(self.clip)
+        check_period(self.period)
+
+    def begin(self, replica: Replica) -> CelgcRun:
+        """Return CELGC at work on a replica."""
+        return CelgcRun(self, replica)
+
+
+class CelgcRun(ModelRun):
+    """CELGC at work on one rank."""
+
+    def __init__(self, settings: CELGC, replica: Replica) -> None:
+        super().__init__(replica, settings.period)
+        self._clipping = Clipping(settings.clip, replica.base)
+
+    def local_step(self) -> None:
+        """Step with the clipped rate."""
+        norm = global_norm([gradient for gradient in self.replica.gradients() if gradient is not None])
+        factor = self._clipping.factor(norm)
+        self.counts["clipped_steps"] += factor < 1
+        with scaled_rates(self.replica.base, factor):
+            self.replica.base.step()
+
+    def average(self) -> None:
+        """Replace the parameters by their mean over the workers. Collective over the communicator."""
+        self.replica.load(self.mean_parameters())
+
+    def local_state(self) -> dict[str, Any]:
+        """Return where in its period this rank is, and the bound that was fixed at the start."""
+        return {"since_round": self.since_round, "bound": self._clipping.bound}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        self.since_round, self._clipping.bound = int(state["since_round"]), float(state["bound"])

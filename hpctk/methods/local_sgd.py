@@ -1,0 +1,55 @@
+"""Local SGD: models averaged every `period` steps, nothing else.
+
+Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767; McMahan et al., AISTATS
+2017, arXiv 1602.05629. What travels: the model, once every `period` steps. The base optimizer's state stays
+where it is. The model to evaluate is the mean of the workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from hpctk.methods.method import Method
+from hpctk.methods.model_run import ModelRun
+from hpctk.methods.period import check_period
+from hpctk.methods.replica import Replica
+
+
+@dataclass(frozen=True)
+class LocalSGD(Method):
+    """Average the models every `period` steps.
+
+    Attributes
+    ----------
+    period : int
+        Local steps between averages.
+    """
+
+    kind: ClassVar[str] = "model"
+    summary: ClassVar[str] = "models averaged every period steps"
+
+    period: int = 16
+
+    def __post_init__(self) -> None:
+        check_period(self.period)
+
+    def begin(self, replica: Replica) -> LocalSgdRun:
+        """Return local SGD at work on a replica."""
+        return LocalSgdRun(replica, self.period)
+
+
+class LocalSgdRun(ModelRun):
+    """Local SGD at work on one rank."""
+
+    def average(self) -> None:
+        """Replace the parameters by their mean over the workers. Collective over the communicator."""
+        self.replica.load(self.mean_parameters())
+
+    def local_state(self) -> dict[str, Any]:
+        """Return where in its period this rank is."""
+        return {"since_round": self.since_round}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        self.since_round = int(state["since_round"])

@@ -1,0 +1,130 @@
+"""Mean: average the gradients, the baseline of everything; with any compressor, clipped, or of unit norm.
+
+What travels: gradients, every step: dense, or what the compressor makes of them. With `feedback` what it
+leaves behind is added to the next gradient (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech
+2014; Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019, arXiv 1901.09847).
+
+    clip        the rate of a group becomes lr * min(1, R / (1e-10 + ||mean g||)), R = clip / lr at the start:
+                "naive parallel clipping", CELGC's baseline
+    unit_norm   mean_i(g_i / ||g_i||) * mean_i ||g_i||: AdaCons's control
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from hpctk import buffers
+from hpctk.collectives.allreduce import start_in_place
+from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
+from hpctk.collectives.gather_rows import gather_rows
+from hpctk.collectives.handle import Handle
+from hpctk.compressors import Compressor, Residuals
+from hpctk.errors import SettingError
+from hpctk.methods.clipping import Clipping, check_clip
+from hpctk.methods.gradient_run import GradientRun
+from hpctk.methods.method import Method, scaled_rates
+from hpctk.methods.norms import global_norm
+from hpctk.methods.replica import Replica
+
+
+@dataclass(frozen=True)
+class Mean(Method):
+    """Average the gradients.
+
+    Attributes
+    ----------
+    compressor : Compressor, optional
+        How gradients are written down; dense where not given.
+    feedback : bool
+        Whether what the compressor left behind is added to the next gradient.
+    clip : float, optional
+        Clip by the norm of the mean gradient, in units of the step: clip / lr is the largest norm.
+    unit_norm : bool
+        Average directions, and multiply by the mean norm.
+    """
+
+    kind: ClassVar[str] = "gradient"
+    summary: ClassVar[str] = "plain averaging of gradients, with any compressor"
+
+    compressor: Compressor | None = None
+    feedback: bool = True
+    clip: float | None = None
+    unit_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.compressor is not None and not isinstance(self.compressor, Compressor):
+            raise SettingError(f"compressor={self.compressor!r}: need a compressor such as hpctk.TopK(0.01)")
+        if self.clip is not None:
+            check_clip(self.clip)
+
+    def begin(self, replica: Replica) -> MeanRun:
+        """Return averaging at work on a replica."""
+        return MeanRun(self, replica)
+
+
+class MeanRun(GradientRun):
+    """Averaging at work on one rank."""
+
+    def __init__(self, settings: Mean, replica: Replica) -> None:
+        super().__init__(replica)
+        self._settings = settings
+        self.residuals = Residuals()
+        self._clipping = Clipping(settings.clip, replica.base) if settings.clip is not None else None
+        if settings.compressor is not None:
+            settings.compressor.seat(replica.world.rank)
+
+    def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Replace gradients by their mean. Collective over the communicator. In place."""
+        here, compressor = self.replica.world, self._settings.compressor
+        norms = self._normalize(list(gradients.values())) if self._settings.unit_norm else None
+        if compressor is None:
+            dense_mean(here, list(gradients.values()), self.replica.schedule)
+        else:
+            kept = self.residuals if self._settings.feedback else None
+            compressed_mean(here, gradients, compressor, kept, self.replica.schedule)
+        if norms is not None:
+            torch._foreach_mul_(list(gradients.values()), float(norms.mean()))
+
+    @property
+    def by_buckets(self) -> bool:
+        """Whether a part can go alone: a norm needs all gradients, and compressed ones go as one message."""
+        return self._settings.compressor is None and not self._settings.unit_norm
+
+    def start_bucket(self, gradients: list[torch.Tensor]) -> Handle:
+        """Start averaging some gradients. Collective over the communicator. Not in place."""
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return start_in_place(self.replica.world, flat, buffers.dtype_of(flat), "mean", self.replica.schedule)
+
+    def _normalize(self, gradients: Sequence[torch.Tensor]) -> Any:
+        """Bring the gradient to norm 1, in place; return the norms of all ranks."""
+        norm = global_norm(gradients)
+        if norm > 0:
+            torch._foreach_div_(list(gradients), norm)
+        return gather_rows(self.replica.world, np.array([norm]))[:, 0]
+
+    def apply(self) -> None:
+        """Step on the mean, clipped where that was asked for."""
+        if self._clipping is None:
+            self.replica.base.step()
+            return
+        norm = global_norm([gradient for gradient in self.replica.gradients() if gradient is not None])
+        with scaled_rates(self.replica.base, self._clipping.factor(norm)):
+            self.replica.base.step()
+
+    def local_state(self) -> dict[str, Any]:
+        """Return the residuals, and what the compressor remembers."""
+        state: dict[str, Any] = {"residuals": self.residuals.state_dict()}
+        if self._settings.compressor is not None:
+            state["compressor"] = self._settings.compressor.state_dict()
+        return state
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        self.residuals.load_state_dict(state["residuals"])
+        if self._settings.compressor is not None:
+            self._settings.compressor.load_state_dict(state["compressor"])

@@ -1,0 +1,88 @@
+"""The life of a step of model methods: local steps, and now and then a round in which parameters travel."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.methods.method import Closure, Run, evaluate
+from hpctk.methods.replica import Replica
+
+
+class ModelRun(Run):
+    """A model method at work: derive, and say what a round does.
+
+    A gradient that is NaN or infinite is not applied; its step counts all the same, and the others hear of
+    it at the next round.
+
+    Parameters
+    ----------
+    replica : Replica
+    period : int
+        Local steps between rounds.
+    """
+
+    def __init__(self, replica: Replica, period: int) -> None:
+        super().__init__(replica)
+        self.period = period
+        #: Local steps since the last round.
+        self.since_round = 0
+        #: The first parameter with a bad gradient since the last round.
+        self.bad: int | None = None
+
+    @abstractmethod
+    def average(self) -> None:
+        """Let the models of all ranks come together. Collective over the communicator. In place."""
+
+    def local_step(self) -> None:
+        """Let the base optimizer step on the local gradient."""
+        self.replica.base.step()
+
+    def after_local_step(self) -> None:
+        """Do what a method does between rounds after every local step, applied or not; nothing by default."""
+
+    def step(self, closure: Closure | None, loss: float | None) -> Any:
+        """Do a local step, and a round where one is due."""
+        value = evaluate(closure)
+        self.note_loss(value if loss is None else loss)
+        bad = self.replica.first_bad()
+        if bad is None:
+            self.local_step()
+        elif self.bad is None:
+            self.bad = bad
+        self.last_step_was_bad = bad is not None
+        self.after_local_step()
+        self.since_round += 1
+        if self.since_round >= self.period:
+            self.round()
+        return value
+
+    def note_loss(self, loss: Any) -> None:
+        """Take note of the loss of this step, None where nobody told; for methods that ask."""
+
+    def idle(self) -> bool:
+        """Take part in a round without local steps."""
+        return self.round(active=False)
+
+    def round(self, *, active: bool = True) -> bool:
+        """Do a round; return whether any rank has data left. Collective over the communicator."""
+        council = self.replica.meet(self.bad, active=active)
+        self.bad = None
+        self.since_round = 0
+        self.skip_or_raise(council)
+        self.average()
+        self.counts["rounds"] += 1
+        return council.active
+
+    def mean_parameters(self) -> list[torch.Tensor]:
+        """Return the mean of all ranks' parameters, as new tensors. Collective over the communicator."""
+        mean = self.replica.copies()
+        dense_mean(self.replica.world, mean, self.replica.schedule)
+        return mean
+
+    def consensus_parameters(self) -> list[torch.Tensor] | None:
+        """Return the mean of the workers. Collective over the communicator."""
+        return self.mean_parameters()

@@ -1,0 +1,145 @@
+"""One rank's copy of the model, and what all methods ask of it: gradients, updates, and meetings of the ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hpctk.compressors import finite
+from hpctk.errors import TensorError
+from hpctk.world import World
+
+#: No gradient is bad.
+NONE = 2**62
+
+
+@dataclass(frozen=True)
+class Council:
+    """What the ranks found out about a step, the same on all.
+
+    Attributes
+    ----------
+    has : tuple of bool
+        Which parameters have a gradient on some rank.
+    bad : (int, str) or None
+        The first rank whose gradient is NaN or infinite, and the parameter.
+    active : bool
+        Whether any rank still has data.
+    """
+
+    has: tuple[bool, ...]
+    bad: tuple[int, str] | None
+    active: bool
+
+
+@dataclass
+class Replica:
+    """What a method works on.
+
+    Attributes
+    ----------
+    world : World
+    base : torch.optim.Optimizer
+        The user's optimizer, which does the local steps.
+    names, parameters
+        The parameters that are trained, in the model's order; the same names on all ranks.
+    buffers : dict
+        The model's buffers by name, where the model is known.
+    schedule : str
+        Of dense all-reduces.
+    on_bad_gradient : str
+        "raise" or "skip".
+    """
+
+    world: World
+    base: torch.optim.Optimizer
+    names: list[str]
+    parameters: list[torch.nn.Parameter]
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    schedule: str = "auto"
+    on_bad_gradient: str = "raise"
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group, now."""
+        return float(self.base.param_groups[0]["lr"])
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """The parameters without their history: to be read and changed in place."""
+        return [parameter.detach() for parameter in self.parameters]
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Return the gradients as they are, None where there is none."""
+        return [self._gradient(i) for i in range(len(self.parameters))]
+
+    def _gradient(self, i: int) -> torch.Tensor | None:
+        gradient = self.parameters[i].grad
+        if gradient is None:
+            return None
+        if gradient.layout != torch.strided:
+            raise TensorError(
+                f"the gradient of {self.names[i]!r} is {gradient.layout}: hpctk exchanges dense gradients; make the "
+                "embedding with sparse=False"
+            )
+        return gradient.detach()
+
+    def first_bad(self) -> int | None:
+        """Return the number of the first parameter whose gradient is not finite, None where all are."""
+        for i, gradient in enumerate(self.gradients()):
+            if gradient is not None and not finite.all_finite(gradient):
+                return i
+        return None
+
+    def confer(self, *, active: bool = True) -> Council:
+        """Learn what all ranks have: gradients, bad ones, data.
+
+        Collective over the communicator: one small all-reduce, a second one in steps in which some ranks
+        have gradients that others lack.
+        """
+        has = [gradient is not None for gradient in self.gradients()]
+        # 62 bits: the number and its negative both fit, and are both least only if all are equal.
+        digest = int.from_bytes(hashlib.blake2b(bytes(has), digest_size=8).digest(), "big") >> 2
+        least = self.world.minimum(
+            [digest, -digest, self._bad_code(self.first_bad()), int(not active)], "opening a step"
+        )
+        if least[0] != -least[1]:
+            lacking = self.world.minimum([int(not one) for one in has], "opening a step")
+            has = [not one for one in lacking]
+        return Council(tuple(has), self._decoded(least[2]), not least[3])
+
+    def meet(self, bad: int | None, *, active: bool = True) -> Council:
+        """Learn at a round of a model method whether a gradient was bad, and who has data. Collective."""
+        least = self.world.minimum([self._bad_code(bad), int(not active)], "opening a round")
+        return Council((), self._decoded(least[0]), not least[1])
+
+    def _bad_code(self, bad: int | None) -> int:
+        return NONE if bad is None else self.world.rank * len(self.names) + bad
+
+    def _decoded(self, code: int) -> tuple[int, str] | None:
+        if code == NONE:
+            return None
+        rank, i = divmod(code, len(self.names))
+        return rank, self.names[i]
+
+    def load(self, values: Sequence[torch.Tensor]) -> None:
+        """Overwrite the parameters, in place."""
+        torch._foreach_copy_(self.values, list(values))
+
+    def copies(self) -> list[torch.Tensor]:
+        """Return copies of the parameters, contiguous."""
+        return [value.clone(memory_format=torch.contiguous_format) for value in self.values]
+
+    def local_update(self) -> list[torch.Tensor]:
+        """Return what the base optimizer would subtract from the parameters, which stay as they are.
+
+        Its state moves on as in any step. Parameters without a gradient get zeros.
+        """
+        before = self.copies()
+        self.base.step()
+        update = torch._foreach_sub(before, self.values)
+        self.load(before)
+        return list(update)

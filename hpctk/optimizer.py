@@ -1,0 +1,328 @@
+"""DistributedOptimizer: a torch optimizer that trains one model on many ranks, by any method.
+
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opt = hpctk.DistributedOptimizer(opt, hpctk.AdaCons(), model=model)
+    ...
+    opt.zero_grad(); loss.backward(); opt.step()
+
+What counts is `.grad` when step() is called, however it got there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hpctk.collectives.broadcast import broadcast_in_place
+from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.collectives.engine import engine_of
+from hpctk.errors import SettingError, TensorError
+from hpctk.methods.gradient_run import GradientRun
+from hpctk.methods.method import Closure, Method
+from hpctk.methods.replica import Replica
+from hpctk.overlap import Overlap, overlapping
+from hpctk.stats.recorder import Counter
+from hpctk.world import world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+ON_BAD_GRADIENT = ("raise", "skip")
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What an optimizer has done on this rank so far.
+
+    Attributes
+    ----------
+    steps : int
+    sent_bytes, received_bytes, messages, seconds
+        Of its collectives. What MPI's own all-reduce moves cannot be counted: see `uncounted_calls`.
+    uncounted_calls : int
+        Collectives whose bytes only MPI knows.
+    counts : dict
+        What the method counts: rounds, uploads, skips, skipped_steps, fallbacks and the like.
+    """
+
+    steps: int
+    sent_bytes: int
+    received_bytes: int
+    messages: int
+    seconds: float
+    uncounted_calls: int
+    counts: dict[str, int]
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose steps are shared by all ranks of a communicator.
+
+    Collective over the communicator: making one, `step`, `synchronize`, `consensus` and leaving `join`.
+
+    Making one compares method, settings, names, shapes and dtypes over all ranks (a difference is the same error
+    on every rank), then gives rank 0's parameters, and buffers with `model`, to everyone.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Does the local steps: SGD, Adam, AdamW or any other whose step() needs no closure.
+    method : Method
+        Such as hpctk.SAEF(hpctk.TopK(0.01)).
+    model : torch.nn.Module, optional
+        Gives names to the parameters, and its buffers (batch norm) are broadcast, averaged for evaluation and
+        protected.
+    named_parameters : iterable of (str, Parameter), optional
+        Instead of `model`, where there are no buffers to care for.
+    schedule : str
+        Of dense all-reduces: a name that `hpctk schedule list` shows, "mpi" or "auto".
+    overlap : bool
+        Start communication during backward, bucket by bucket; for gradient methods.
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    on_bad_gradient : {"raise", "skip"}
+        What all ranks do when a gradient is NaN or infinite on one of them.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        *,
+        model: torch.nn.Module | None = None,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        schedule: str = "auto",
+        overlap: bool = False,
+        comm: MPI.Intracomm | None = None,
+        on_bad_gradient: str = "raise",
+    ) -> None:
+        here = world(comm)
+        with here.shared_errors("making a DistributedOptimizer"):
+            _check(optimizer, method, on_bad_gradient)
+            names = _names(optimizer, model, named_parameters)
+            Overlap.check(method, overlap)
+        self._base = optimizer
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.method = method
+        buffers = {} if model is None else dict(model.named_buffers())
+        # Parameters that nobody optimizes are part of the model, too.
+        parameters = names if model is None else dict(model.named_parameters())
+        settings = [("schedule", schedule), ("overlap", overlap), ("on_bad_gradient", on_bad_gradient)]
+        here.agree("DistributedOptimizer", [*settings, *_digest(self, names, parameters, buffers)])
+        broadcast_in_place(here, [tensor.detach() for tensor in (*parameters.values(), *buffers.values())])
+        trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
+        self._replica = Replica(
+            here, optimizer, list(trained), list(trained.values()), buffers, schedule, on_bad_gradient
+        )
+        self._counter = Counter()
+        self._steps = 0
+        with self._counting():
+            self._run = method.begin(self._replica)
+        self._overlap = overlapping(self._run, self._counting) if overlap else None
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The base optimizer's groups: schedulers change them."""
+        return self._base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Ignored: torch's initialiser would make a list of its own."""
+
+    @property
+    def state(self) -> Any:
+        """The base optimizer's state."""
+        return self._base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        """Ignored: torch's initialiser would make one of its own."""
+
+    @property
+    def stats(self) -> Stats:
+        """What this optimizer has done on this rank so far."""
+        c = self._counter
+        return Stats(
+            self._steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls,
+            dict(self._run.counts),
+        )  # fmt: skip
+
+    @property
+    def finished(self) -> bool:
+        """Whether a time budget has run out; the same on all ranks."""
+        return self._run.finished
+
+    def step(self, closure: Closure | None = None, *, loss: Any = None) -> Any:
+        """Do one step, and return what the closure returns.
+
+        Collective over the communicator; local for most steps of model methods.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Zeroes the gradients, runs forward and backward on one fixed minibatch, returns the loss.
+        loss : float or tensor, optional
+            The loss of this step, for methods that ask for it (LSGD) where there is no closure.
+        """
+        with self._counting():
+            value = self._run.step(closure, loss)
+        self._steps += 1
+        return value
+
+    def synchronize(self) -> None:
+        """Exchange the gradients now, so that they can be looked at or clipped before step().
+
+        Collective over the communicator. For gradient methods.
+        """
+        if not isinstance(self._run, GradientRun):
+            raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
+        with self._counting():
+            if not self._run.synchronized:
+                self._run.synchronize()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients: backward inside starts no communication. Local; of use with overlap=True."""
+        if self._overlap is None:
+            yield
+            return
+        with self._overlap.paused():
+            yield
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Let the model hold what the method wants evaluated, on every rank; afterwards what it held before.
+
+        Collective over the communicator. With `model`, floating point buffers are averaged too.
+        """
+        replica = self._replica
+        with self._counting():
+            target = self._run.consensus_parameters()
+            buffers = [buffer for buffer in replica.buffers.values() if buffer.is_floating_point()]
+            averaged = [buffer.clone() for buffer in buffers]
+            dense_mean(replica.world, averaged, replica.schedule)
+        kept, kept_buffers = replica.copies(), [buffer.clone() for buffer in buffers]
+        if target is not None:
+            replica.load(target)
+        _copy(buffers, averaged)
+        try:
+            yield
+        finally:
+            replica.load(kept)
+            _copy(buffers, kept_buffers)
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Let ranks run out of data at different times: around the training loop, on every rank.
+
+        Collective over the communicator at its end: a rank that is through goes on taking part, without
+        gradients of its own, until all are. Means are over all ranks, as in PyTorch by default.
+        """
+        yield
+        with self._counting():
+            idle = self._run.idle if self._overlap is None else self._overlap.idle
+            while idle():
+                self._steps += 1
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return what this rank alone knows, such as residuals; not copies. See state_dict for the rest."""
+        return self._run.local_state()
+
+    def load_local_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state_dict` returned on this rank."""
+        self._run.load_local_state(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the base optimizer's state and groups: what it would return without hpctk."""
+        return self._base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self._base.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: ranks have agreed on the parameters. Add it to the base optimizer and wrap that anew."""
+        if hasattr(self, "_replica"):
+            raise SettingError(
+                "add_param_group: all ranks have agreed on the parameters. Give the group to the base optimizer "
+                "and make a new DistributedOptimizer on every rank."
+            )
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        recorders = engine_of(self._replica.world).recorders
+        recorders.append(self._counter)
+        try:
+            yield
+        finally:
+            recorders.remove(self._counter)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def _check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SettingError(f"optimizer={optimizer!r}: need a torch optimizer")
+    if isinstance(optimizer, DistributedOptimizer):
+        raise SettingError("optimizer is a DistributedOptimizer already: give the one that it was made from")
+    if not isinstance(method, Method):
+        raise SettingError(f"method={method!r}: need a method such as hpctk.AdaCons()")
+    if on_bad_gradient not in ON_BAD_GRADIENT:
+        raise SettingError(f"on_bad_gradient={on_bad_gradient!r}: allowed are {', '.join(ON_BAD_GRADIENT)}")
+
+
+def _names(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+) -> dict[str, torch.nn.Parameter]:
+    """Return the optimizer's parameters by name, in the model's order."""
+    if (model is None) == (named_parameters is None):
+        raise SettingError("give either model= or named_parameters=: parameters are known by their names")
+    named = list(model.named_parameters() if model is not None else named_parameters or ())
+    optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found = {name: parameter for name, parameter in named if id(parameter) in optimized}
+    if len({name for name, _ in named}) != len(named):
+        raise SettingError("named_parameters gives a name twice")
+    if len(found) != len({id(parameter) for parameter in found.values()}):
+        raise SettingError("named_parameters gives a parameter under two names")
+    if len(found) != len(optimized):
+        raise SettingError(
+            f"{len(optimized) - len(found)} parameters of the optimizer have no name in "
+            f"{'the model' if model is not None else 'named_parameters'}"
+        )
+    kinds = {parameter.dtype for parameter in found.values() if parameter.requires_grad}
+    if len(kinds) > 1 or kinds - {torch.float32, torch.float64}:
+        shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise TensorError(
+            f"parameters of {shown}: need all float32 or all float64 (half precision by torch.autocast)"
+        )
+    if not kinds:
+        raise SettingError("no parameter of the optimizer requires a gradient")
+    return found
+
+
+def _digest(
+    optimizer: DistributedOptimizer,
+    optimized: dict[str, torch.nn.Parameter],
+    parameters: dict[str, torch.nn.Parameter],
+    buffers: dict[str, torch.Tensor],
+) -> list[tuple[str, object]]:
+    """Return what all ranks must agree on."""
+    items: list[tuple[str, object]] = list(optimizer.method.settings().items())
+    items.append(("optimizer", type(optimizer._base).__name__))
+    for number, group in enumerate(optimizer.param_groups):
+        items += [(f"{key} of group {number}", value) for key, value in group.items() if key != "params"]
+    for name, tensor in (*parameters.items(), *buffers.items()):
+        trained = " trained" if name in optimized and tensor.requires_grad else ""
+        items.append((name, f"{tensor.dtype} {tuple(tensor.shape)}{trained}"))
+    return items
