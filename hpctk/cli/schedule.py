@@ -8,6 +8,7 @@ Examples:
   hpctk schedule show ring --ranks 8
   hpctk schedule price --ranks 64 --bytes 100e6
   hpctk schedule price --ranks 65536 --bytes 1e9 --per-node 8 --json
+  hpctk schedule price --kind sparse_allreduce --ranks 16 --bytes 100e6 --density 0.01
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = commands.add_parser("show", help="draw one as text: who sends which block to whom in every round")
     show.add_argument("name", help="a schedule; `hpctk schedule list` shows all")
     show.add_argument(
-        "--kind", default="allreduce", help="allreduce, reduce_scatter, allgather, broadcast [allreduce]"
+        "--kind",
+        help="allreduce, reduce_scatter, allgather, broadcast, sparse_allreduce [the first it knows]",
     )
     price = commands.add_parser("price", help="rounds, volume and predicted time of every schedule")
     price.add_argument("--bytes", type=float, default=24e6, metavar="B", help="bytes of the tensor [24e6]")
     price.add_argument("--kind", default="allreduce", help="the collective [allreduce]")
+    price.add_argument(
+        "--density", type=float, default=0.01, metavar="D", help="of a sparse_allreduce of float32 [0.01]"
+    )
     price.add_argument("--json", action="store_true", help="print JSON")
     for sub, ranks in ((show, 4), (price, 4)):
         sub.add_argument("--ranks", type=int, default=ranks, metavar="N", help=f"number of ranks [{ranks}]")
@@ -67,11 +72,13 @@ def listed(options: argparse.Namespace) -> str:
 
 def shown(options: argparse.Namespace) -> str:
     """Return a drawing of one schedule."""
-    from hpctk.schedules import build
+    from hpctk.schedules import SCHEDULES, build
     from hpctk.schedules.draw import draw
 
     nodes = nodes_of(options.ranks, options.per_node)
-    return draw(build(options.name, options.kind, options.ranks, nodes=nodes))
+    known = SCHEDULES.get(options.name)
+    kind = options.kind or (next(iter(known.builders)) if known else "allreduce")
+    return draw(build(options.name, kind, options.ranks, nodes=nodes))
 
 
 def priced(options: argparse.Namespace) -> str:
@@ -83,9 +90,11 @@ def priced(options: argparse.Namespace) -> str:
     source = environment.calibration_file()
     text = read(source)
     known = Calibration.from_json(text) if text else Calibration()
-    entries = prices(
-        known, options.kind, options.ranks, int(options.bytes), nodes_of(options.ranks, options.per_node)
-    )
+    nodes = nodes_of(options.ranks, options.per_node)
+    if options.kind == "sparse_allreduce":
+        entries = sparse_prices(known, options.ranks, int(options.bytes) // 4, options.density, nodes)
+    else:
+        entries = prices(known, options.kind, options.ranks, int(options.bytes), nodes)
     if options.json:
         return json.dumps(entries, indent=2)
     rows = [
@@ -127,6 +136,28 @@ def prices(known: Any, kind: str, ranks: int, nbytes: int, nodes: Any) -> list[d
                 "seconds": known.seconds(plan, nbytes, nodes),
             }
         )
+    return sorted(entries, key=lambda entry: entry["seconds"])
+
+
+def sparse_prices(known: Any, ranks: int, n: int, density: float, nodes: Any) -> list[dict[str, Any]]:
+    """Return one entry per way to sum sparse vectors of n float32, the cheapest first."""
+    from hpctk.collectives.sparse_allreduce import offers
+
+    if not 0 < density <= 1:
+        raise SettingError(f"--density {density:g}: allowed are numbers above 0, at most 1")
+    k = max(1, int(density * n)) if n else 0
+    made = offers(ranks, n, k, None, 4, lambda plan, nbytes: float(known.seconds(plan, nbytes, nodes)))
+    entries = [
+        {
+            "name": name,
+            "rounds": sum(plan.volume.rounds for plan, _ in offer.stages),
+            "messages": sum(plan.volume.messages for plan, _ in offer.stages),
+            "sent_bytes": sum(plan.volume.sent * nbytes / plan.blocks for plan, nbytes in offer.stages),
+            "path_bytes": sum(plan.volume.path * nbytes / plan.blocks for plan, nbytes in offer.stages),
+            "seconds": offer.seconds,
+        }
+        for name, offer in made.items()
+    ]
     return sorted(entries, key=lambda entry: entry["seconds"])
 
 

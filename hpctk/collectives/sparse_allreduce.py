@@ -38,6 +38,7 @@ from hpctk.kernels.select import top_k
 from hpctk.schedules import build, ring, rotation, sparse_cost
 from hpctk.schedules.plan import Plan
 from hpctk.schedules.registry import names
+from hpctk.schedules.sparse_cost import Offer
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
@@ -204,24 +205,23 @@ def _choose(here: World, n: int, k: int, keep: int | None, itemsize: int) -> str
     made = here.attached.setdefault(Choices, Choices()).made
     if (n, k, keep, itemsize) not in made:
         known, nodes = auto.calibration(here), here.nodes
-        offers = prices(
+        made_offers = offers(
             here.size, n, k, keep, itemsize, lambda plan, nbytes: known.seconds(plan, nbytes, nodes)
         )
-        made[n, k, keep, itemsize] = min(offers, key=lambda name: offers[name])
+        made[n, k, keep, itemsize] = min(made_offers, key=lambda name: made_offers[name].seconds)
     return str(made[n, k, keep, itemsize])
 
 
-def prices(
+def offers(
     size: int, n: int, k: int, keep: int | None, itemsize: int, pay: sparse_cost.Pay
-) -> dict[str, float]:
-    """Return the predicted seconds of every way to sum vectors of n elements, k of them on each rank."""
+) -> dict[str, Offer]:
+    """Return the cost of every way to sum vectors of n elements, k of them on each rank."""
     wire = partial(_wire_bytes, itemsize=itemsize)
-    offers = {
-        name: sparse_cost.seconds(name, size, n, k, keep, wire, pay) for name in names("sparse_allreduce")
-    }
+    made = {name: sparse_cost.offer(name, size, n, k, keep, wire, pay) for name in names("sparse_allreduce")}
     plans = [build(name, "allreduce", size) for name in names("allreduce")]
-    offers["dense"] = min(pay(plan, n * itemsize) for plan in plans) + DENSE_ELEMENT_S * n
-    return offers
+    cheapest = min(plans, key=lambda plan: pay(plan, n * itemsize))
+    made["dense"] = Offer(((cheapest, n * itemsize),), pay(cheapest, n * itemsize) + DENSE_ELEMENT_S * n)
+    return made
 
 
 def _wire_bytes(k: int, n: int, itemsize: int) -> int:

@@ -13,6 +13,7 @@ wire form, given as a function of (elements, length).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hpctk.schedules import recursive_doubling, ring, rotation
 from hpctk.schedules.fold import Fold
@@ -68,9 +69,16 @@ def handled(name: str, size: int, n: int, k: int) -> int:
     return sum(union(k, n, 1 << level) for level in range(size.bit_length())) + together
 
 
-def seconds(name: str, size: int, n: int, k: int, keep: int | None, wire: Wire, pay: Pay) -> float:
-    """Return the predicted time of a sparse all-reduce."""
-    if size == 1:
-        return 0.0
-    moving = sum(pay(plan, nbytes) for plan, nbytes in stages(name, size, n, k, keep, wire))
-    return moving + ELEMENT_S * handled(name, size, n, k)
+@dataclass(frozen=True)
+class Offer:
+    """What one way to sum sparse vectors moves, and its predicted time."""
+
+    stages: tuple[tuple[Plan, int], ...]
+    seconds: float
+
+
+def offer(name: str, size: int, n: int, k: int, keep: int | None, wire: Wire, pay: Pay) -> Offer:
+    """Return what a sparse all-reduce by one schedule costs."""
+    moved = tuple(stages(name, size, n, k, keep, wire))
+    spent = sum(pay(plan, nbytes) for plan, nbytes in moved) + ELEMENT_S * handled(name, size, n, k)
+    return Offer(moved, spent)

@@ -1,0 +1,33 @@
+"""Compile the kernels that training uses, once: `python -m hpctk.kernels.warm`.
+
+The first rank that needs a kernel compiles it, for seconds, and leaves it in the cache. Where many ranks start at
+once on few cores they would all do so; one process beforehand spares them that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hpctk.kernels import bits, indices, merge, select
+
+
+def warm() -> None:
+    """Run every kernel of the host on a few elements."""
+    for dtype in (np.float32, np.float64):
+        values = np.linspace(-1, 1, 64).astype(dtype)
+        found, taken = select.feed_top_k(values.copy(), values, 8)
+        select.top_k(values.view(f"u{values.itemsize}"), 8)
+        packed = indices.pack_indices(found, 64)
+        indices.unpack_indices(packed, len(found), 64)
+        merge.merge(found, taken, found, taken)
+        merge.not_in(found, found)
+        merge.scatter(values, found, taken)
+        merge.scatter_add(values, found, taken)
+        merge.take(values, found)
+        signs = bits.pack_signs(values)
+        bits.unpack_signs(signs, 64, 1.0, np.dtype(dtype))
+        bits.add_signs(signs, 64, 1.0, values)
+
+
+if __name__ == "__main__":
+    warm()
