@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
 from hpctk.collectives.engine import engine_of
-from hpctk.collectives.handle import Handle
 from hpctk.compressors import finite
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.gradient_run import GradientRun
@@ -60,7 +60,7 @@ class Overlap:
     def _reset(self) -> None:
         self._waiting = [len(bucket) for bucket in self._buckets]
         self._versions: dict[int, int] = {}
-        self._handles: list[Handle] = []
+        self._started: list[Any] = []
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -82,21 +82,22 @@ class Overlap:
         self._versions[i] = parameter.grad._version
         self._waiting[self._home[i]] -= 1
         with self._counting():
-            while len(self._handles) < len(self._buckets) and not self._waiting[len(self._handles)]:
+            while len(self._started) < len(self._buckets) and not self._waiting[len(self._started)]:
                 self._start()
             engine_of(self._replica.world).progress()
 
     def _start(self) -> None:
         """Start the next bucket. Collective over the communicator."""
-        tensors = []
-        for i in self._buckets[len(self._handles)]:
-            gradient = self._replica.gradients()[i]
-            # What is bad is not sent; that it is bad, all ranks hear in step().
-            sent = gradient is not None and finite.all_finite(gradient)
-            tensors.append(gradient if sent else torch.zeros_like(self._replica.parameters[i]))
-        self._handles.append(
-            self._run.start_bucket([tensor.detach() for tensor in tensors if tensor is not None])
-        )
+        number = len(self._started)
+        gradients = {self._replica.names[i]: self._sent(i) for i in self._buckets[number]}
+        self._started.append(self._run.start_bucket(number, gradients))
+
+    def _sent(self, i: int) -> torch.Tensor:
+        """Return the gradient to send: nothing for one that is bad; that it is, all ranks hear in step()."""
+        gradient = self._replica.gradients()[i]
+        if gradient is not None and finite.all_finite(gradient):
+            return gradient
+        return torch.zeros_like(self._replica.parameters[i]).detach()
 
     def finish(self, *, active: bool = True) -> bool:
         """Bring all buckets home; return whether any rank has data. Collective over the communicator."""
@@ -110,9 +111,12 @@ class Overlap:
         council = self._replica.confer(active=active)
         if not council.active:
             return False
-        while len(self._handles) < len(self._buckets):
+        while len(self._started) < len(self._buckets):
             self._start()
-        results = [handle.wait() for handle in self._handles]
+        has = {
+            name for name, on_some_rank in zip(self._replica.names, council.has, strict=True) if on_some_rank
+        }
+        results = self._run.finish_buckets(self._started, has)
         self._reset()
         self._run.skipping = self._run.skip_or_raise(council)
         self._run.synchronized = True

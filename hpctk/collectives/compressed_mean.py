@@ -77,12 +77,21 @@ def compressed_mean(
 
 def dense_mean(here: World, tensors: list[torch.Tensor], schedule: str = "auto") -> None:
     """Replace tensors by their mean over all ranks. Collective over the communicator. In place."""
+    _dense(here, tensors, "mean", schedule)
+
+
+def dense_sum(here: World, tensors: list[torch.Tensor], schedule: str = "auto") -> None:
+    """Replace tensors by their sum over all ranks. Collective over the communicator. In place."""
+    _dense(here, tensors, "sum", schedule)
+
+
+def _dense(here: World, tensors: list[torch.Tensor], op: str, schedule: str) -> None:
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for alike in by_dtype.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=_room(here, alike))
-        _mean(here, flat, schedule)
+        reduce_in_place(here, flat, DTYPES[buffers.dtype_of(flat).name], op, schedule)
         parts = flat.split([tensor.numel() for tensor in alike])
         torch._foreach_copy_(alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)])
 

@@ -82,19 +82,77 @@ def aggregate_in_place(
     Collective over the communicator. In place. `groups` are the bounds of the groups of elements
     that share weights.
     """
-    engine, segment_bytes = engine_of(here), auto.machine(here).segment_bytes
-    scatter = rotation.reduce_scatter(here.size, keep=True)
-    lo, hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
-    room = engine.workspace("consensus", here.size * (hi - lo) * flat.itemsize)
-    shard = Shard(flat, here.rank, room.view(flat.dtype).reshape(here.size, hi - lo), lo, groups)
-    engine.run(scatter, InPlace(flat, flat.itemsize), segment_bytes=segment_bytes, flight=FLIGHT, kept=shard)
-    inner, squared = _sum_over_ranks(engine, here, shard.products())
-    shard.weights = [
+    part = Part(here, flat, groups, range(len(groups) - 1))
+    finish([part], len(groups) - 1, state, momentum, scale)
+
+
+class Part:
+    """Some of a model's gradients on their way to the ranks that aggregate them.
+
+    Making one starts the first half, the exchange of all parts, and returns; several may be under way.
+    Collective over the communicator.
+
+    Parameters
+    ----------
+    here : World
+    flat : array
+        This rank's gradients, overwritten by the aggregate in `finish`.
+    groups : sequence of int
+        The bounds of the groups of elements that share weights.
+    members : sequence of int
+        For each group its number in the whole model, all different: groups of several parts may be one.
+    number : int
+        Of this part, among those under way at once.
+    """
+
+    def __init__(
+        self, here: World, flat: Any, groups: Sequence[int], members: Sequence[int], number: int = 0
+    ) -> None:
+        self.here, self.flat, self.members = here, flat, list(members)
+        engine = engine_of(here)
+        lo, hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
+        room = engine.workspace(f"consensus {number}", here.size * (hi - lo) * flat.itemsize)
+        self.shard = Shard(flat, here.rank, room.view(flat.dtype).reshape(here.size, hi - lo), lo, groups)
+        self._run = engine.start(
+            rotation.reduce_scatter(here.size, keep=True),
+            InPlace(flat, flat.itemsize),
+            segment_bytes=auto.machine(here).segment_bytes,
+            flight=FLIGHT,
+            kept=self.shard,
+        )
+
+    def products(self) -> Any:
+        """Return the inner products over this rank's shard, once all parts of it are there."""
+        engine_of(self.here).complete(self._run, f"exchanging {len(self.flat)} elements for a consensus")
+        return self.shard.products()
+
+    def gather(self, weights: Sequence[Any]) -> None:
+        """Form the aggregate with the weights of all groups, and give it to everyone. Collective. In place."""
+        self.shard.weights = [weights[member] for member in self.members]
+        # A ring has the links to itself: all-gathering by rotation was slower, its streams share them unevenly.
+        engine_of(self.here).run(
+            ring.allgather(self.here.size),
+            WeightedShard(self.flat, self.shard),
+            segment_bytes=auto.machine(self.here).segment_bytes,
+        )
+
+
+def finish(parts: Sequence[Part], groups: int, state: ConsensusState, momentum: float, scale: str) -> None:
+    """Replace the gradients of all parts by their consensus aggregate.
+
+    Collective over the communicator. In place. `groups` is the number of groups in the whole model.
+    """
+    here = parts[0].here
+    total = np.zeros((2, groups, here.size))
+    for part in parts:
+        total[:, part.members] += part.products()
+    inner, squared = _sum_over_ranks(engine_of(here), here, total)
+    weights = [
         consensus_weights.weights(inner[g], squared[g], state, g, momentum=momentum, scale=scale)
-        for g in range(len(groups) - 1)
+        for g in range(groups)
     ]
-    # A ring has the links to itself: all-gathering by rotation was slower, its streams share them unevenly.
-    engine.run(ring.allgather(here.size), WeightedShard(flat, shard), segment_bytes=segment_bytes)
+    for part in parts:
+        part.gather(weights)
 
 
 class Shard:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from hpctk.collectives import consensus_weights
-from hpctk.collectives.consensus import aggregate_in_place
+from hpctk.collectives.consensus import Part, aggregate_in_place, finish
 from hpctk.collectives.consensus_weights import ConsensusState
 from hpctk.collectives.engine import engine_of
 from hpctk.methods.gradient_run import GradientRun
@@ -79,14 +79,46 @@ class AdaConsRun(GradientRun):
         # A tensor without a gradient in this step is not there: momentum goes by names, not by places.
         names = list(gradients) if self._settings.layerwise else [""]
         groups = edges if self._settings.layerwise else [0, edges[-1]]
-        known = {g: self.momentum[name] for g, name in enumerate(names) if name in self.momentum}
-        state = ConsensusState(known)
+        state = self._state(names)
         aggregate_in_place(
             self.replica.world, flat.numpy(), groups, state, self._settings.momentum, self._settings.scale
         )
+        self._remember(names, state)
+        torch._foreach_copy_(tensors, parts)
+
+    @property
+    def by_buckets(self) -> bool:
+        """Parts are exchanged during backward; the weights, and the rest, follow when all are there."""
+        return True
+
+    def start_bucket(self, number: int, gradients: dict[str, torch.Tensor]) -> Part:
+        """Start exchanging the parts of some gradients. Collective over the communicator. Not in place."""
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()]).numpy()
+        if not self._settings.layerwise:
+            return Part(self.replica.world, flat, [0, len(flat)], [0], number)
+        edges = [0, *accumulate(gradient.numel() for gradient in gradients.values())]
+        places = {name: place for place, name in enumerate(self.replica.names)}
+        return Part(self.replica.world, flat, edges, [places[name] for name in gradients], number)
+
+    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
+        """Return the weighted sums. Collective over the communicator."""
+        names = self.replica.names if self._settings.layerwise else [""]
+        state = self._state(names)
+        finish(buckets, len(names), state, self._settings.momentum, self._settings.scale)
+        self._remember(names, state)
+        if self._settings.layerwise and self.replica.world.size > 1:
+            # A tensor without a gradient on any rank is no failure of the weights.
+            self.counts["fallbacks"] -= sum(name not in has for name in names)
+        return [torch.from_numpy(part.flat) for part in buckets]
+
+    def _state(self, names: list[str]) -> ConsensusState:
+        return ConsensusState(
+            {g: self.momentum[name] for g, name in enumerate(names) if name in self.momentum}
+        )
+
+    def _remember(self, names: list[str], state: ConsensusState) -> None:
         self.momentum |= {names[g]: momentum for g, momentum in state.sorted_momentum.items()}
         self.counts["fallbacks"] += state.fallbacks
-        torch._foreach_copy_(tensors, parts)
 
     def _room(self, like: torch.Tensor, n: int) -> torch.Tensor:
         room = engine_of(self.replica.world).workspace("adacons", n * like.element_size())

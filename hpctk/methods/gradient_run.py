@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from hpctk.collectives.handle import Handle
 from hpctk.methods.method import Closure, Run, evaluate
 from hpctk.methods.replica import Council, Replica
 
@@ -35,10 +34,17 @@ class GradientRun(Run):
         """Whether a part of the gradients can be exchanged without the others: then backward may overlap."""
         return False
 
-    def start_bucket(self, gradients: list[torch.Tensor]) -> Handle:
-        """Start exchanging some gradients; waiting returns the result as one flat tensor.
+    def start_bucket(self, number: int, gradients: dict[str, torch.Tensor]) -> Any:
+        """Start exchanging some gradients, bucket `number` of the model; return what `finish_buckets` needs.
 
         Collective over the communicator. Not in place.
+        """
+        raise NotImplementedError
+
+    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
+        """Return what the base optimizer is to see of each bucket, as one flat tensor.
+
+        Collective over the communicator. `has` names the parameters that have a gradient on some rank.
         """
         raise NotImplementedError
 

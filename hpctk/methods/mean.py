@@ -95,10 +95,14 @@ class MeanRun(GradientRun):
         """Whether a part can go alone: a norm needs all gradients, and compressed ones go as one message."""
         return self._settings.compressor is None and not self._settings.unit_norm
 
-    def start_bucket(self, gradients: list[torch.Tensor]) -> Handle:
+    def start_bucket(self, number: int, gradients: dict[str, torch.Tensor]) -> Handle:
         """Start averaging some gradients. Collective over the communicator. Not in place."""
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
         return start_in_place(self.replica.world, flat, buffers.dtype_of(flat), "mean", self.replica.schedule)
+
+    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
+        """Return the means."""
+        return [handle.wait() for handle in buckets]
 
     def _normalize(self, gradients: Sequence[torch.Tensor]) -> Any:
         """Bring the gradient to norm 1, in place; return the norms of all ranks."""
