@@ -33,8 +33,14 @@ if TYPE_CHECKING:
     from hpctk.errors import HpctkError as HpctkError
     from hpctk.methods.adacons import AdaCons as AdaCons
     from hpctk.methods.celgc import CELGC as CELGC
+    from hpctk.methods.easgd import EASGD as EASGD
+    from hpctk.methods.grawa import LGRAWA as LGRAWA
+    from hpctk.methods.grawa import MGRAWA as MGRAWA
     from hpctk.methods.local_sgd import LocalSGD as LocalSGD
+    from hpctk.methods.lsgd import LSGD as LSGD
     from hpctk.methods.mean import Mean as Mean
+    from hpctk.methods.saef import SAEF as SAEF
+    from hpctk.methods.sasg import SASG as SASG
     from hpctk.optimizer import DistributedOptimizer as DistributedOptimizer
 
 #: Public name: the module it lives in.
@@ -56,6 +62,12 @@ _HOMES = {
     "AdaCons": "methods.adacons",
     "CELGC": "methods.celgc",
     "LocalSGD": "methods.local_sgd",
+    "EASGD": "methods.easgd",
+    "LGRAWA": "methods.grawa",
+    "LSGD": "methods.lsgd",
+    "MGRAWA": "methods.grawa",
+    "SAEF": "methods.saef",
+    "SASG": "methods.sasg",
     "Mean": "methods.mean",
     "Identity": "compressors",
     "Half": "compressors",

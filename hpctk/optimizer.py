@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,11 +20,12 @@ import torch
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.collectives.engine import engine_of
-from hpctk.errors import SettingError, TensorError
+from hpctk.errors import HpctkError, SettingError, TensorError
 from hpctk.methods.gradient_run import GradientRun
-from hpctk.methods.method import Closure, Method
+from hpctk.methods.method import Closure, Method, Run
 from hpctk.methods.replica import Replica
-from hpctk.overlap import Overlap, overlapping
+from hpctk.overlap import Overlap, overlapping, release
+from hpctk.schedules import build
 from hpctk.stats.recorder import Counter
 from hpctk.world import world
 
@@ -46,7 +47,7 @@ class Stats:
     uncounted_calls : int
         Collectives whose bytes only MPI knows.
     counts : dict
-        What the method counts: rounds, uploads, skips, skipped_steps, fallbacks and the like.
+        What the method counts: rounds, uploads, skips, skipped_steps, fallbacks and the like; 0 where nothing was.
     """
 
     steps: int
@@ -104,6 +105,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             _check(optimizer, method, on_bad_gradient)
             names = _names(optimizer, model, named_parameters)
             Overlap.check(method, overlap)
+            if schedule not in ("auto", "mpi"):
+                build(schedule, "allreduce", here.size, nodes=here.nodes)
         self._base = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.method = method
@@ -114,11 +117,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         here.agree("DistributedOptimizer", [*settings, *_digest(self, names, parameters, buffers)])
         broadcast_in_place(here, [tensor.detach() for tensor in (*parameters.values(), *buffers.values())])
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
+        frozen = {name: parameter for name, parameter in names.items() if name not in trained}
         self._replica = Replica(
-            here, optimizer, list(trained), list(trained.values()), buffers, schedule, on_bad_gradient
+            here, optimizer, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient
         )
         self._counter = Counter()
         self._steps = 0
+        release(trained.values())
         with self._counting():
             self._run = method.begin(self._replica)
         self._overlap = overlapping(self._run, self._counting) if overlap else None
@@ -130,7 +135,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Ignored: torch's initialiser would make a list of its own."""
+        # Torch's initialiser would make a list of its own.
+        if hasattr(self, "_replica"):
+            self._base.param_groups = groups
 
     @property
     def state(self) -> Any:
@@ -139,7 +146,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @state.setter
     def state(self, state: Any) -> None:
-        """Ignored: torch's initialiser would make one of its own."""
+        if hasattr(self, "_replica"):
+            self._base.state = state
 
     @property
     def stats(self) -> Stats:
@@ -147,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         c = self._counter
         return Stats(
             self._steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls,
-            dict(self._run.counts),
+            self._run.counts.copy(),
         )  # fmt: skip
 
     @property
@@ -167,10 +175,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         loss : float or tensor, optional
             The loss of this step, for methods that ask for it (LSGD) where there is no closure.
         """
+        self._check_groups()
         with self._counting():
             value = self._run.step(closure, loss)
         self._steps += 1
         return value
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, also those of a synchronize() whose step is not to be made."""
+        if self._overlap is not None:
+            self._overlap.check_between_steps()
+        super().zero_grad(set_to_none)
+        if isinstance(self._run, GradientRun):
+            self._run.forget()
 
     def synchronize(self) -> None:
         """Exchange the gradients now, so that they can be looked at or clipped before step().
@@ -180,8 +197,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not isinstance(self._run, GradientRun):
             raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
         with self._counting():
-            if not self._run.synchronized:
-                self._run.synchronize()
+            self._run.ahead()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -196,36 +212,40 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def consensus(self) -> Iterator[None]:
         """Let the model hold what the method wants evaluated, on every rank; afterwards what it held before.
 
-        Collective over the communicator. With `model`, floating point buffers are averaged too.
+        Collective over the communicator at its beginning. With `model`, floating point buffers are averaged too.
         """
         replica = self._replica
+        kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
         with self._counting():
             target = self._run.consensus_parameters()
-            buffers = [buffer for buffer in replica.buffers.values() if buffer.is_floating_point()]
-            averaged = [buffer.clone() for buffer in buffers]
-            dense_mean(replica.world, averaged, replica.schedule)
-        kept, kept_buffers = replica.copies(), [buffer.clone() for buffer in buffers]
+            averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
+            dense_mean(replica.world, list(averaged.values()), replica.schedule)
         if target is not None:
             replica.load(target)
-        _copy(buffers, averaged)
+        _load(replica.buffers, averaged)
         try:
             yield
         finally:
             replica.load(kept)
-            _copy(buffers, kept_buffers)
+            _load(replica.buffers, kept_buffers)
 
     @contextmanager
     def join(self) -> Iterator[None]:
         """Let ranks run out of data at different times: around the training loop, on every rank.
 
         Collective over the communicator at its end: a rank that is through goes on taking part, without
-        gradients of its own, until all are. Means are over all ranks, as in PyTorch by default.
+        gradients of its own, until all are. Means are over all ranks, as in PyTorch by default. With a gradient
+        method the ranks that were through then take over what a rank holds that was not: its loop may have
+        clipped gradients and stepped schedulers that they know nothing of.
         """
         yield
         with self._counting():
             idle = self._run.idle if self._overlap is None else self._overlap.idle
             while idle():
                 self._steps += 1
+            leader, self._replica.leader = self._replica.leader, None
+            if leader is not None and isinstance(self._run, GradientRun):
+                self._replica.follow(leader)
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what this rank alone knows, such as residuals; not copies. See state_dict for the rest."""
@@ -243,6 +263,40 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Load what `state_dict` returned."""
         self._base.load_state_dict(state_dict)
 
+    # For hpctk/checkpoints, beyond the public face: replica, run, between_steps, counters, load_counters.
+
+    @property
+    def replica(self) -> Replica:
+        """What the method works on."""
+        return self._replica
+
+    @property
+    def run(self) -> Run:
+        """The method at work."""
+        return self._run
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether no gradient is under way, and none has been exchanged for a step that is still to come."""
+        try:
+            if self._overlap is not None:
+                self._overlap.check_between_steps()
+        except HpctkError:
+            return False
+        return not (isinstance(self._run, GradientRun) and self._run.synchronized)
+
+    def counters(self) -> dict[str, Any]:
+        """Return all that `stats` is made from."""
+        return {"steps": self._steps, "calls": asdict(self._counter), "counts": dict(self._run.counts)}
+
+    def load_counters(self, state: dict[str, Any]) -> None:
+        """Go on counting from what `counters` returned."""
+        self._steps = state["steps"]
+        # The same object: recorders are known by identity.
+        vars(self._counter).update(state["calls"])
+        self._run.counts.clear()
+        self._run.counts.update(state["counts"])
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: ranks have agreed on the parameters. Add it to the base optimizer and wrap that anew."""
         if hasattr(self, "_replica"):
@@ -251,22 +305,35 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "and make a new DistributedOptimizer on every rank."
             )
 
+    def _check_groups(self) -> None:
+        known = len(self._replica.parameters) + len(self._replica.frozen)
+        if sum(len(group["params"]) for group in self.param_groups) != known:
+            raise SettingError(
+                "the base optimizer was given other parameters than those that all ranks have agreed on: make a new "
+                "DistributedOptimizer on every rank"
+            )
+
     @contextmanager
     def _counting(self) -> Iterator[None]:
         recorders = engine_of(self._replica.world).recorders
+        # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
+        if any(recorder is self._counter for recorder in recorders):
+            yield
+            return
         recorders.append(self._counter)
         try:
             yield
         finally:
-            recorders.remove(self._counter)
+            recorders[:] = [recorder for recorder in recorders if recorder is not self._counter]
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"
 
 
-def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+def _load(buffers: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:
+    """Overwrite buffers in place, by name: a module may hold another tensor under the same name by now."""
+    for name, value in values.items():
+        buffers[name].copy_(value)
 
 
 def _check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
@@ -274,6 +341,10 @@ def _check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
         raise SettingError(f"optimizer={optimizer!r}: need a torch optimizer")
     if isinstance(optimizer, DistributedOptimizer):
         raise SettingError("optimizer is a DistributedOptimizer already: give the one that it was made from")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise SettingError(
+            "LBFGS evaluates its closure several times in a step, each rank as often as it likes"
+        )
     if not isinstance(method, Method):
         raise SettingError(f"method={method!r}: need a method such as hpctk.AdaCons()")
     if on_bad_gradient not in ON_BAD_GRADIENT:

@@ -11,21 +11,32 @@ synchronize(). Both mistakes are noticed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from functools import partial
+from itertools import count
 from typing import Any
+from weakref import ref
 
 import torch
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hpctk.collectives.engine import engine_of
 from hpctk.compressors import finite
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Method, Run
+from hpctk.methods.replica import Council
 
 #: A bucket is full from this many bytes on: enough to use the network well, few enough to start early.
 BUCKET_BYTES = 4 * 2**20
+
+#: The hook on each parameter, of the optimizer that was made last.
+_hooks: MutableMapping[torch.Tensor, RemovableHandle] = WeakTensorKeyDictionary()
+#: Numbers of the buckets that are under way, of any optimizer.
+_numbers: set[int] = set()
 
 
 class Overlap:
@@ -44,10 +55,13 @@ class Overlap:
         self._buckets = _buckets(self._replica.parameters)
         self._home = {i: b for b, bucket in enumerate(self._buckets) for i in bucket}
         self._paused = False
+        #: Numbers of this model's buckets under way.
+        self._mine: set[int] = set()
         self._reset()
         run.bring_home = self.finish
         for i, parameter in enumerate(self._replica.parameters):
-            parameter.register_post_accumulate_grad_hook(partial(self._arrived, i))
+            hook = partial(_on_arrival, ref(self), i)
+            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)
 
     @staticmethod
     def check(method: Method, overlap: bool) -> None:
@@ -57,10 +71,21 @@ class Overlap:
                 f"overlap=True: {type(method).__name__} does not exchange gradients; leave it out"
             )
 
+    def check_between_steps(self) -> None:
+        """Raise HpctkError where gradients are under way: dropping them now would leave the ranks apart."""
+        if self._arrived:
+            raise HpctkError(
+                "zero_grad() between backward and step(), while gradients are under way. With overlap=True call "
+                "opt.synchronize() first where a step is to be dropped."
+            )
+
     def _reset(self) -> None:
         self._waiting = [len(bucket) for bucket in self._buckets]
-        self._versions: dict[int, int] = {}
+        #: The gradients that have arrived, as they were.
+        self._arrived: dict[int, tuple[torch.Tensor, int]] = {}
         self._started: list[Any] = []
+        _numbers.difference_update(self._mine)
+        self._mine = set()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -71,15 +96,16 @@ class Overlap:
         finally:
             self._paused = before
 
-    def _arrived(self, i: int, parameter: torch.Tensor) -> None:
-        if self._paused or parameter.grad is None:
+    def arrived(self, i: int, gradient: torch.Tensor) -> None:
+        """Take note of a parameter's gradient; start the buckets that are full. Collective then."""
+        if self._paused:
             return
-        if i in self._versions:
+        if i in self._arrived:
             raise HpctkError(
                 f"the gradient of {self._replica.names[i]!r} was accumulated after its exchange had begun. With "
                 "overlap=True run all but the last backward of a step under opt.no_sync()."
             )
-        self._versions[i] = parameter.grad._version
+        self._arrived[i] = gradient, gradient._version
         self._waiting[self._home[i]] -= 1
         with self._counting():
             while len(self._started) < len(self._buckets) and not self._waiting[len(self._started)]:
@@ -88,22 +114,23 @@ class Overlap:
 
     def _start(self) -> None:
         """Start the next bucket. Collective over the communicator."""
-        number = len(self._started)
-        gradients = {self._replica.names[i]: self._sent(i) for i in self._buckets[number]}
+        gradients = {self._replica.names[i]: self._sent(i) for i in self._buckets[len(self._started)]}
+        number = next(n for n in count(1) if n not in _numbers)
+        _numbers.add(number)
+        self._mine.add(number)
         self._started.append(self._run.start_bucket(number, gradients))
 
     def _sent(self, i: int) -> torch.Tensor:
         """Return the gradient to send: nothing for one that is bad; that it is, all ranks hear in step()."""
-        gradient = self._replica.gradients()[i]
+        gradient = self._replica.gradient(i)
         if gradient is not None and finite.all_finite(gradient):
             return gradient
         return torch.zeros_like(self._replica.parameters[i]).detach()
 
     def finish(self, *, active: bool = True) -> bool:
         """Bring all buckets home; return whether any rank has data. Collective over the communicator."""
-        for i, version in self._versions.items():
-            gradient = self._replica.parameters[i].grad
-            if gradient is None or gradient._version != version:
+        for i, (gradient, version) in self._arrived.items():
+            if self._replica.parameters[i].grad is not gradient or gradient._version != version:
                 raise HpctkError(
                     f"the gradient of {self._replica.names[i]!r} was changed after its exchange had begun. With "
                     "overlap=True call opt.synchronize() before you clip or look at gradients."
@@ -113,28 +140,35 @@ class Overlap:
             return False
         while len(self._started) < len(self._buckets):
             self._start()
-        has = {
-            name for name, on_some_rank in zip(self._replica.names, council.has, strict=True) if on_some_rank
-        }
-        results = self._run.finish_buckets(self._started, has)
+        results = self._results(council)
         self._reset()
         self._run.skipping = self._run.skip_or_raise(council)
         self._run.synchronized = True
         if not self._run.skipping:
-            self._run.counts["rounds"] += 1
+            self._run.counts["rounds"] += any(council.has)
             for bucket, flat in zip(self._buckets, results, strict=True):
-                self._take_over([i for i in bucket if council.has[i]], bucket, flat)
+                self._take_over(bucket, flat, council)
         return True
 
-    def _take_over(self, wanted: list[int], bucket: list[int], flat: torch.Tensor) -> None:
+    def _results(self, council: Council) -> list[torch.Tensor]:
+        """Return what all buckets come to. Collective over the communicator."""
+        run = self._run
+        has = {name for name, somewhere in zip(self._replica.names, council.has, strict=True) if somewhere}
+        if has and council.bad is None:
+            return run.finish_buckets(self._started, has)
+        # The buckets must come home all the same; a step that is not made leaves nothing behind.
+        state, counts = deepcopy(run.local_state()), run.counts.copy()
+        results = run.finish_buckets(self._started, has)
+        run.load_local_state(state)
+        run.counts = counts
+        return results
+
+    def _take_over(self, bucket: list[int], flat: torch.Tensor, council: Council) -> None:
         parts = flat.split([self._replica.parameters[i].numel() for i in bucket])
         for i, part in zip(bucket, parts, strict=True):
-            parameter = self._replica.parameters[i]
-            if i not in wanted:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.detach().copy_(part.view_as(parameter))
+            if council.has[i]:
+                gradient = self._replica.writable_gradient(i)
+                gradient.copy_(part.view(gradient.shape))
 
     def idle(self) -> bool:
         """Take part in a step without gradients of one's own. Collective over the communicator."""
@@ -144,6 +178,21 @@ class Overlap:
             return False
         self._run.finish_step()
         return True
+
+
+def _on_arrival(overlap: ref[Overlap], i: int, parameter: torch.Tensor) -> None:
+    # A hook that held the buckets would keep the model in memory for good.
+    alive = overlap()
+    if alive is not None and parameter.grad is not None:
+        alive.arrived(i, parameter.grad)
+
+
+def release(parameters: Iterable[torch.Tensor]) -> None:
+    """Take the hooks of earlier optimizers off parameters: another one trains them now."""
+    for parameter in parameters:
+        hook = _hooks.pop(parameter, None)
+        if hook is not None:
+            hook.remove()
 
 
 def overlapping(run: Run, counting: Callable[[], AbstractContextManager[None]]) -> Overlap | None:

@@ -152,7 +152,7 @@ def sparse_prices(known: Any, ranks: int, n: int, density: float, nodes: Any) ->
             "name": name,
             "rounds": sum(plan.volume.rounds for plan, _ in offer.stages),
             "messages": sum(plan.volume.messages for plan, _ in offer.stages),
-            "sent_bytes": sum(plan.volume.sent * nbytes / plan.blocks for plan, nbytes in offer.stages),
+            "sent_bytes": offer.sent_bytes,
             "path_bytes": sum(plan.volume.path * nbytes / plan.blocks for plan, nbytes in offer.stages),
             "seconds": offer.seconds,
         }

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 #: Seconds per element of the dense way, beside its all-reduce: room for the vector, and a look for what is not zero.
 DENSE_ELEMENT_S = 2e-9
+#: Lists are given up where they move more than this part of a dense vector's bytes.
+DENSE_FROM = 0.5
 
 
 class SparseSum(NamedTuple):
@@ -208,8 +210,17 @@ def _choose(here: World, n: int, k: int, keep: int | None, itemsize: int) -> str
         made_offers = offers(
             here.size, n, k, keep, itemsize, lambda plan, nbytes: known.seconds(plan, nbytes, nodes)
         )
-        made[n, k, keep, itemsize] = min(made_offers, key=lambda name: made_offers[name].seconds)
+        made[n, k, keep, itemsize] = cheapest(made_offers)
     return str(made[n, k, keep, itemsize])
+
+
+def cheapest(made_offers: dict[str, Offer]) -> str:
+    """Return the fastest way; the dense one only once the union fills up, not to save a few messages."""
+    dense = made_offers["dense"]
+    lists = {name: offer for name, offer in made_offers.items() if name != "dense"}
+    best = min(lists, key=lambda name: lists[name].seconds)
+    filled = lists[best].sent_bytes >= DENSE_FROM * dense.sent_bytes
+    return "dense" if filled and dense.seconds < lists[best].seconds else best
 
 
 def offers(

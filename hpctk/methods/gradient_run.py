@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hpctk.methods.method import Closure, Run, evaluate
 from hpctk.methods.replica import Council, Replica
@@ -21,6 +22,8 @@ class GradientRun(Run):
         self.synchronized = self.skipping = False
         #: Where buckets are under way since backward: brings them home instead of exchanging all at once.
         self.bring_home: Callable[[], object] | None = None
+        #: Hooks that notice a backward between `ahead` and the step.
+        self._watches: list[RemovableHandle] = []
 
     @abstractmethod
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
@@ -35,9 +38,9 @@ class GradientRun(Run):
         return False
 
     def start_bucket(self, number: int, gradients: dict[str, torch.Tensor]) -> Any:
-        """Start exchanging some gradients, bucket `number` of the model; return what `finish_buckets` needs.
+        """Start exchanging some gradients; return what `finish_buckets` needs.
 
-        Collective over the communicator. Not in place.
+        Collective over the communicator. Not in place. No other bucket under way on this rank has this `number`.
         """
         raise NotImplementedError
 
@@ -70,6 +73,31 @@ class GradientRun(Run):
             self.finish_step()
         return council.active
 
+    def ahead(self) -> None:
+        """Exchange the gradients before the step, unless that was done. Collective over the communicator.
+
+        A backward after it begins anew: what the step applies is then exchanged once more.
+        """
+        if self.synchronized:
+            return
+        self.forget()
+        self.synchronize()
+        self._watches = [
+            parameter.register_post_accumulate_grad_hook(self._begin_anew)
+            for parameter in self.replica.parameters
+            if parameter.requires_grad
+        ]
+
+    def _begin_anew(self, parameter: torch.Tensor) -> None:
+        self.synchronized = self.skipping = False
+
+    def forget(self) -> None:
+        """Take the gradients for such that have not been exchanged."""
+        self.synchronized = self.skipping = False
+        for watch in self._watches:
+            watch.remove()
+        self._watches.clear()
+
     def synchronize(self) -> None:
         """Exchange the gradients now. Collective over the communicator."""
         if self.bring_home is not None:
@@ -85,12 +113,7 @@ class GradientRun(Run):
 
     def _exchange_all(self, council: Council) -> None:
         replica = self.replica
-        held: dict[str, torch.Tensor] = {}
-        for name, parameter, has in zip(replica.names, replica.parameters, council.has, strict=True):
-            if has:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                held[name] = parameter.grad.detach()
+        held = {replica.names[i]: replica.writable_gradient(i) for i, has in enumerate(council.has) if has}
         if not held:
             return
         # Channels-last gradients and the like are not one row of memory.
@@ -105,4 +128,4 @@ class GradientRun(Run):
         """Apply the exchanged gradients, unless the step is skipped."""
         if not self.skipping:
             self.apply()
-        self.synchronized = self.skipping = False
+        self.forget()

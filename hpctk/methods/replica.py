@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.compressors import finite
-from hpctk.errors import TensorError
+from hpctk.errors import HpctkError, TensorError
 from hpctk.world import World
 
 #: No gradient is bad.
@@ -46,26 +49,37 @@ class Replica:
         The user's optimizer, which does the local steps.
     names, parameters
         The parameters that are trained, in the model's order; the same names on all ranks.
-    buffers : dict
-        The model's buffers by name, where the model is known.
+    model : torch.nn.Module, optional
+        Where the user gave it.
+    frozen : dict
+        The optimizer's other parameters by name: nobody trains them.
     schedule : str
         Of dense all-reduces.
     on_bad_gradient : str
         "raise" or "skip".
+    leader : int or None
+        The lowest rank that had data in the last step, where another had none.
     """
 
     world: World
     base: torch.optim.Optimizer
     names: list[str]
     parameters: list[torch.nn.Parameter]
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    model: torch.nn.Module | None = None
+    frozen: dict[str, torch.nn.Parameter] = field(default_factory=dict)
     schedule: str = "auto"
     on_bad_gradient: str = "raise"
+    leader: int | None = None
 
     @property
     def lr(self) -> float:
         """The learning rate of the first group, now."""
         return float(self.base.param_groups[0]["lr"])
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The model's buffers by name, where the model is known: those of now, modules may replace them."""
+        return {} if self.model is None else dict(self.model.named_buffers())
 
     @property
     def values(self) -> list[torch.Tensor]:
@@ -74,9 +88,16 @@ class Replica:
 
     def gradients(self) -> list[torch.Tensor | None]:
         """Return the gradients as they are, None where there is none."""
-        return [self._gradient(i) for i in range(len(self.parameters))]
+        for name, parameter in self.frozen.items():
+            if parameter.grad is not None:
+                raise HpctkError(
+                    f"{name!r} was frozen when the DistributedOptimizer was made and has a gradient now: every rank "
+                    "would train it by itself. Make a new DistributedOptimizer, or set its .grad to None."
+                )
+        return [self.gradient(i) for i in range(len(self.parameters))]
 
-    def _gradient(self, i: int) -> torch.Tensor | None:
+    def gradient(self, i: int) -> torch.Tensor | None:
+        """Return a parameter's gradient as it is, None where there is none."""
         gradient = self.parameters[i].grad
         if gradient is None:
             return None
@@ -86,6 +107,16 @@ class Replica:
                 "embedding with sparse=False"
             )
         return gradient.detach()
+
+    def writable_gradient(self, i: int) -> torch.Tensor:
+        """Return a parameter's gradient to be overwritten in place: zeros where there is none yet."""
+        parameter, gradient = self.parameters[i], self.gradient(i)
+        if gradient is None:
+            parameter.grad = gradient = torch.zeros_like(parameter)
+        elif 0 in gradient.stride():
+            # An expanded tensor has several elements in one place.
+            parameter.grad = gradient = gradient.clone(memory_format=torch.contiguous_format)
+        return gradient
 
     def first_bad(self) -> int | None:
         """Return the number of the first parameter whose gradient is not finite, None where all are."""
@@ -103,13 +134,33 @@ class Replica:
         has = [gradient is not None for gradient in self.gradients()]
         # 62 bits: the number and its negative both fit, and are both least only if all are equal.
         digest = int.from_bytes(hashlib.blake2b(bytes(has), digest_size=8).digest(), "big") >> 2
-        least = self.world.minimum(
-            [digest, -digest, self._bad_code(self.first_bad()), int(not active)], "opening a step"
+        here = self.world
+        mine = here.rank if active else here.size
+        least = here.minimum(
+            [digest, -digest, self._bad_code(self.first_bad()), mine, int(active)], "opening a step"
         )
         if least[0] != -least[1]:
-            lacking = self.world.minimum([int(not one) for one in has], "opening a step")
+            lacking = here.minimum([int(not one) for one in has], "opening a step")
             has = [not one for one in lacking]
-        return Council(tuple(has), self._decoded(least[2]), not least[3])
+        if least[3] < here.size:
+            self.leader = None if least[4] else least[3]
+        return Council(tuple(has), self._decoded(least[2]), least[3] < here.size)
+
+    def follow(self, leader: int) -> None:
+        """Give one rank's parameters, and its base optimizer's state and groups, to everyone.
+
+        Collective over the communicator. In place.
+        """
+        kept = [self.base.state.get(parameter, {}) for parameter in self.parameters]
+        kept += self.base.param_groups
+        tensors = [x for one in kept for x in one.values() if isinstance(x, torch.Tensor)]
+        self.world.agree("what the base optimizer keeps", [(str(x.dtype), tuple(x.shape)) for x in tensors])
+        broadcast_in_place(self.world, [*self.values, *tensors], leader)
+        numbers = json.dumps([_numbers(one) for one in kept]).encode()
+        theirs = json.loads(self.world.broadcast_bytes(numbers, leader, "sharing the rates"))
+        if self.world.rank != leader:
+            for mine, given in zip(kept, theirs, strict=True):
+                mine |= {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
 
     def meet(self, bad: int | None, *, active: bool = True) -> Council:
         """Learn at a round of a model method whether a gradient was bad, and who has data. Collective."""
@@ -143,3 +194,9 @@ class Replica:
         update = torch._foreach_sub(before, self.values)
         self.load(before)
         return list(update)
+
+
+def _numbers(items: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers, and tuples of numbers, of a group or of a parameter's state."""
+    parts = {key: x if isinstance(x, tuple) else (x,) for key, x in items.items()}
+    return {key: items[key] for key in items if all(isinstance(x, int | float) for x in parts[key])}

@@ -76,6 +76,11 @@ class Offer:
     stages: tuple[tuple[Plan, int], ...]
     seconds: float
 
+    @property
+    def sent_bytes(self) -> float:
+        """What the busiest rank sends."""
+        return sum(plan.volume.sent * nbytes / plan.blocks for plan, nbytes in self.stages)
+
 
 def offer(name: str, size: int, n: int, k: int, keep: int | None, wire: Wire, pay: Pay) -> Offer:
     """Return what a sparse all-reduce by one schedule costs."""

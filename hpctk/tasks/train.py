@@ -1,7 +1,4 @@
-"""Data-parallel training with plain averaging: the frame in which methods are compared.
-
-Every rank computes the gradient of its own batch; the mean over the ranks is the gradient of all.
-"""
+"""Data-parallel training of a bundled job by any method: the frame in which methods are compared."""
 
 from __future__ import annotations
 
@@ -11,15 +8,20 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from hpctk.buffers import DTYPES
-from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.engine import engine_of
 from hpctk.errors import SettingError
+from hpctk.optimizer import DistributedOptimizer
 from hpctk.tasks import digits
+from hpctk.tasks.recipes import Recipe, readable
 from hpctk.world import World
 
 #: The ranges of the settings: name -> (least, most).
-RANGES = {"epochs": (1, 10_000), "batch": (1, 1497), "lr": (0.0, 100.0), "seed": (0, 2**31 - 1)}
+RANGES = {
+    "epochs": (1, 10_000),
+    "batch": (1, 1497),
+    "lr": (0.0, 100.0),
+    "momentum": (0.0, 1.0),
+    "seed": (0, 2**31 - 1),
+}
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,18 @@ class Settings:
     epochs : int
     batch : int
         Images in a batch of one rank.
-    lr : float
-        Learning rate of SGD with momentum 0.9.
+    lr, momentum : float
+        Of the base optimizer, SGD.
     seed : int
         Of the model and the order of the images.
     schedule : str
-        How the gradients are averaged.
+        How dense tensors are averaged.
     """
 
     epochs: int = 20
     batch: int = 16
     lr: float = 0.1
+    momentum: float = 0.9
     seed: int = 1
     schedule: str = "ring"
 
@@ -56,7 +59,8 @@ class Settings:
 class Result:
     """How a training job went, on this rank.
 
-    `sent_bytes` is None where MPI's own collectives moved the gradients: they do not tell.
+    `sent_bytes` is None where MPI's own collectives moved tensors: they do not tell. `rounds` are this rank's
+    exchanges; for SASG its uploads.
     """
 
     method: str
@@ -64,24 +68,31 @@ class Result:
     loss: float
     seconds: float
     steps: int
+    rounds: int
     sent_bytes: int | None
+    counts: dict[str, int]
 
 
-def train_digits(here: World, settings: Settings, on_step: Callable[[int, int, float], None]) -> Result:
+def train_digits(
+    here: World, settings: Settings, recipe: Recipe, on_step: Callable[[int, int, float], None]
+) -> Result:
     """Train on the bundled digits. Collective over the world's communicator.
 
     Parameters
     ----------
     here : World
     settings : Settings
+    recipe : Recipe
+        The method.
     on_step : callable
         Called after every step with its number, the number of all steps, and the loss of this rank.
     """
-    here.agree("train digits", list(asdict(settings).items()))
+    method = recipe.make()
+    here.agree("train digits", [*asdict(settings).items(), *readable(method).items()])
     with here.shared_errors("loading the digits"):
         train, test = digits.load()
     network = digits.model(settings.seed)
-    optimizer = torch.optim.SGD(network.parameters(), lr=settings.lr, momentum=0.9)
+    base = torch.optim.SGD(network.parameters(), lr=settings.lr, momentum=settings.momentum)
     epochs = [
         digits.batches(len(train.labels), settings.batch, here.rank, here.size, settings.seed, epoch)
         for epoch in range(settings.epochs)
@@ -91,30 +102,27 @@ def train_digits(here: World, settings: Settings, on_step: Callable[[int, int, f
         raise SettingError(
             f"batch={settings.batch}: {here.size} ranks need {here.size * settings.batch} images"
         )
-    counter = engine_of(here).counter
-    sent_before, uncounted_before = counter.sent_bytes, counter.uncounted_calls
+    optimizer = DistributedOptimizer(base, method, model=network, schedule=settings.schedule)
     began = time.perf_counter()
     for step, batch in enumerate(order, 1):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(network(train.images[batch]), train.labels[batch])
-        loss.backward()
-        average_gradients(here, network, settings.schedule)
-        optimizer.step()
-        on_step(step, len(order), float(loss.detach()))
+        loss = optimizer.step(_closure(optimizer, network, train.images[batch], train.labels[batch]))
+        on_step(step, len(order), float(loss))
     seconds = time.perf_counter() - began
-    counted = counter.uncounted_calls == uncounted_before
-    sent = counter.sent_bytes - sent_before if counted else None
-    return Result("mean", digits.accuracy(network, test), float(loss.detach()), seconds, len(order), sent)
+    stats = optimizer.stats
+    with optimizer.consensus():
+        accuracy = digits.accuracy(network, test)
+    sent = None if stats.uncounted_calls else stats.sent_bytes
+    rounds = stats.counts.get("rounds", 0)
+    return Result(recipe.name, accuracy, float(loss), seconds, len(order), rounds, sent, dict(stats.counts))
 
 
-def average_gradients(here: World, network: torch.nn.Module, schedule: str) -> None:
-    """Replace the gradients of a network by their mean over all ranks, as one message.
+def _closure(
+    optimizer: DistributedOptimizer, network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> Callable[[], float]:
+    def evaluate() -> float:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(images), labels)
+        loss.backward()
+        return float(loss.detach())
 
-    Collective over the communicator. In place.
-    """
-    gradients = [p.grad for p in network.parameters() if p.grad is not None]
-    fused = torch.cat([gradient.flatten() for gradient in gradients])
-    reduce_in_place(here, fused, DTYPES["float32"], "mean", schedule)
-    parts = fused.split([gradient.numel() for gradient in gradients])
-    for gradient, part in zip(gradients, parts, strict=True):
-        gradient.copy_(part.view_as(gradient))
+    return evaluate

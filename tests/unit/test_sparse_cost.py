@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hpctk.collectives import balance
-from hpctk.collectives.sparse_allreduce import offers
+from hpctk.collectives.sparse_allreduce import cheapest, offers
 from hpctk.compressors.sparse import wire_bytes
 from hpctk.schedules import sparse_cost
 from hpctk.schedules.cost import Machine, price
@@ -14,10 +14,6 @@ MACHINE = Machine()
 
 def pay(plan, nbytes):
     return price(plan, nbytes, MACHINE)
-
-
-def sent_bytes(offer):
-    return sum(plan.volume.sent * nbytes / plan.blocks for plan, nbytes in offer.stages)
 
 
 def test_the_union_of_independent_indices():
@@ -35,31 +31,33 @@ def test_volumes_follow_the_closed_forms(size):
     n, k = 1_000_000, 10_000
     made = offers(size, n, k, None, 4, pay)
     own, together = wire_bytes(k, n, 4), wire_bytes(sparse_cost.union(k, n, size), n, 4)
-    assert sent_bytes(made["allgather"]) == (size - 1) * own
+    assert made["allgather"].sent_bytes == (size - 1) * own
     # Besides, the counts that balance the ranges.
-    assert sent_bytes(made["split"]) == pytest.approx((size - 1) / size * (own + together), abs=20_000)
+    assert made["split"].sent_bytes == pytest.approx((size - 1) / size * (own + together), abs=20_000)
     if size & (size - 1) == 0:
         levels = range(size.bit_length() - 1)
         lists = [wire_bytes(sparse_cost.union(k, n, 1 << level), n, 4) for level in levels]
-        assert sent_bytes(made["recursive_doubling"]) == sum(lists)
+        assert made["recursive_doubling"].sent_bytes == sum(lists)
 
 
 def test_keep_does_not_grow_with_the_ranks():
     n, k = 1_000_000, 10_000
-    volumes = [sent_bytes(offers(size, n, k, k, 4, pay)["split"]) for size in (4, 8, 16, 64, 256)]
+    volumes = [offers(size, n, k, k, 4, pay)["split"].sent_bytes for size in (4, 8, 16, 64, 256)]
     assert max(volumes) <= 6 * k * 4
-    exact = [sent_bytes(offers(size, n, k, None, 4, pay)["split"]) for size in (4, 8, 16, 64, 256)]
+    exact = [offers(size, n, k, None, 4, pay)["split"].sent_bytes for size in (4, 8, 16, 64, 256)]
     assert exact == sorted(exact)
     assert exact[-1] > 10 * volumes[-1]
 
 
 def test_dense_wins_once_the_union_is_full():
-    cheapest = {}
-    for k in (100, 10_000, 900_000):
-        made = offers(8, 1_000_000, k, None, 4, pay)
-        cheapest[k] = min(made, key=lambda name: made[name].seconds)
-    assert cheapest[100] != "dense"
-    assert cheapest[900_000] == "dense"
+    chosen = {k: cheapest(offers(8, 1_000_000, k, None, 4, pay)) for k in (100, 10_000, 900_000)}
+    assert chosen[100] != "dense"
+    assert chosen[10_000] != "dense"
+    assert chosen[900_000] == "dense"
+
+
+def test_a_short_vector_stays_sparse_although_dense_has_fewer_rounds():
+    assert cheapest(offers(4, 17_226, 861, None, 4, pay)) != "dense"
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])

@@ -1,0 +1,78 @@
+"""Passes over a whole model that update methods make in every step: each one a single pass.
+
+A model that does not fit the caches is as slow as the memory, so what counts is how often it is gone through, not
+how much is computed on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpctk.kernels.compiled import compiled
+from hpctk.kernels.threads import share, spans
+
+Array = NDArray[Any]
+
+
+def move_and_write(
+    point: Array,
+    move: Array,
+    residual: Array,
+    out: Array,
+    *,
+    moves: bool,
+    ahead: bool,
+    threads: int | None = None,
+) -> None:
+    """Move a point, and write it, or the point ahead of it, down twice; in place.
+
+        point <- point - move     (with `moves`)
+        out, move <- point - residual     (with `ahead`, else the point itself)
+
+    Parameters
+    ----------
+    point, move, residual, out : arrays of float32 or float64
+        Flat, contiguous, of one length and dtype; none overlaps another.
+    """
+    if not len(point) == len(move) == len(residual) == len(out):
+        raise ValueError(f"arrays of {len(point)}, {len(move)}, {len(residual)} and {len(out)} elements")
+    calls = [
+        (point[a:b], move[a:b], residual[a:b], out[a:b], moves, ahead) for a, b in spans(len(point), threads)
+    ]
+    share(_move_and_write, calls)
+
+
+def squared_distance(a: Array, b: Array | None, *, threads: int | None = None) -> float:
+    """Return ||a - b||^2, of a alone where b is None. Not in place.
+
+    Differences are formed in the arrays' dtype, squared and summed in float64.
+    """
+    if b is not None and len(a) != len(b):
+        raise ValueError(f"arrays of {len(a)} and {len(b)} elements")
+    parts = spans(len(a), threads)
+    return sum(share(_squared_distance, [(a[lo:hi], None if b is None else b[lo:hi]) for lo, hi in parts]))
+
+
+@compiled
+def _move_and_write(point: Array, move: Array, residual: Array, out: Array, moves: bool, ahead: bool) -> None:
+    for i in range(len(point)):
+        value = point[i]
+        if moves:
+            value -= move[i]
+            point[i] = value
+        if ahead:
+            value -= residual[i]
+        out[i] = value
+        move[i] = value
+
+
+@compiled
+def _squared_distance(a: Array, b: Array | None) -> float:
+    total = 0.0
+    for i in range(len(a)):
+        difference = np.float64(a[i] if b is None else a[i] - b[i])
+        total += difference * difference
+    return total

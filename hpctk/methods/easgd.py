@@ -1,0 +1,85 @@
+"""EASGD: workers and a centre that pull each other.
+
+Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NeurIPS 2015, arXiv 1412.6651; here the
+synchronous form that GRAWA's authors compare with, every `period` local steps:
+
+    x_m <- (1 - pull/N)*x_m + (pull/N)*xt
+    xt  <- (1 - pull)*xt + pull*mean_m x_m        (of the x_m before they are pulled)
+
+What travels: the model, once every `period` steps; every rank keeps xt, which starts as the initial model. The base
+optimizer's state stays where it is. The model to evaluate is xt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from hpctk.methods.method import Method
+from hpctk.methods.model_run import ModelRun
+from hpctk.methods.period import check_period, check_share
+from hpctk.methods.replica import Replica
+
+
+@dataclass(frozen=True)
+class EASGD(Method):
+    """Let workers and centre pull each other every `period` steps.
+
+    Attributes
+    ----------
+    period : int
+        Local steps between rounds.
+    pull : float
+        How far a round moves the centre toward the mean of the workers, 0 to 1; a worker moves pull/N of its way.
+    """
+
+    kind: ClassVar[str] = "model"
+    summary: ClassVar[str] = "workers and a centre that pull each other every period steps"
+
+    period: int = 4
+    pull: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_period(self.period)
+        check_share("pull", self.pull)
+
+    def begin(self, replica: Replica) -> EasgdRun:
+        """Return EASGD at work on a replica."""
+        return EasgdRun(self, replica)
+
+
+class EasgdRun(ModelRun):
+    """EASGD at work on one rank.
+
+    Attributes
+    ----------
+    centre : list of torch.Tensor
+        xt, the same bits on all ranks.
+    """
+
+    def __init__(self, settings: EASGD, replica: Replica) -> None:
+        super().__init__(replica, settings.period)
+        self._pull = settings.pull
+        self.centre = replica.copies()
+
+    def average(self) -> None:
+        """Let workers and centre pull each other. Collective over the communicator. In place."""
+        mean = self.mean_parameters()
+        torch._foreach_lerp_(self.replica.values, self.centre, self._pull / self.replica.world.size)
+        torch._foreach_lerp_(self.centre, mean, self._pull)
+
+    def consensus_parameters(self) -> list[torch.Tensor]:
+        """Return the centre; not a copy."""
+        return self.centre
+
+    def local_state(self) -> dict[str, Any]:
+        """Return the centre, and where in its period this rank is."""
+        names = self.replica.names
+        return {"centre": dict(zip(names, self.centre, strict=True)), "since_round": self.since_round}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        torch._foreach_copy_(self.centre, [state["centre"][name] for name in self.replica.names])
+        self.since_round = int(state["since_round"])

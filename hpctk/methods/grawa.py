@@ -1,0 +1,268 @@
+"""MGRAWA and LGRAWA: workers are pulled toward a mean in which flat workers weigh more.
+
+Dimlioglu, Choromanska, "GRAWA: Gradient-based Weighted Averaging for Distributed Training of Deep Learning Models",
+AISTATS 2024, arXiv 2403.04206.
+
+    after every local step   x_m <- (1 - prox/period)*x_m + (prox/period)*x_C
+    in a round               n_m = norms of the gradient: of each tensor (LGRAWA), or their sum (MGRAWA)
+                             v <- ema*v + (1-ema)*n;  nhat = v / (1 - ema^t)
+                             beta_m = nhat_m^-1 / sum_j nhat_j^-1
+                             x_C = sum_m beta_m*x_m;  x_m <- (1-pull)*x_m + pull*x_C
+
+What travels in a round: one number of each worker (MGRAWA) or one for each tensor (LGRAWA), then the model once.
+The base optimizer's state stays where it is. The model to evaluate is the plain mean of the workers.
+
+A round comes after `period` local steps of every worker; with asynchronous=True after `period` on average, as
+the tickets say (tickets.py): fast workers do more. Workers then end their loops after different numbers of steps,
+so put `with opt.join():` around the loop, or give a time budget and leave the loop when opt.finished says so.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from hpctk.collectives.compressed_mean import dense_sum
+from hpctk.collectives.gather_rows import gather_rows
+from hpctk.errors import SettingError
+from hpctk.methods.grawa_weights import NONE_YET, weights
+from hpctk.methods.method import Closure, Method
+from hpctk.methods.model_run import ModelRun
+from hpctk.methods.norms import norms
+from hpctk.methods.period import check_period, check_share
+from hpctk.methods.probe import probing
+from hpctk.methods.replica import Replica
+from hpctk.methods.tickets import Tickets
+
+NORMS = ("step", "probe")
+
+
+@dataclass(frozen=True)
+class Grawa(Method):
+    """The settings that MGRAWA and LGRAWA share.
+
+    Attributes
+    ----------
+    period : int
+        Local steps between rounds; asynchronous: on average.
+    pull : float
+        How far a round moves a worker toward the centre, 0 to 1.
+    prox : float
+        How far the local steps of a period move it there, 0 to 1.
+    ema : float
+        Memory of the norms, from 0 (none) to below 1.
+    norms : {"step", "probe"}
+        Of the gradient of the last local step, or of one that `probe` computes.
+    probe : callable, optional
+        Runs forward and backward on a fresh random batch. It may use what it likes of torch's, Python's and numpy's
+        random numbers: training sees nothing of it.
+    asynchronous : bool
+        Let fast workers do more local steps.
+    time_budget_s : float, optional
+        End training (opt.finished) at the first round so many seconds after the optimizer was made, on rank 0's clock.
+    """
+
+    kind: ClassVar[str] = "model"
+    layerwise: ClassVar[bool]
+
+    period: int = 32
+    pull: float = 0.5
+    prox: float = 0.01
+    ema: float = 0.9**8
+    norms: str = "step"
+    probe: Callable[[], Any] | None = None
+    asynchronous: bool = False
+    time_budget_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_period(self.period)
+        for name in ("pull", "prox", "ema"):
+            check_share(name, getattr(self, name))
+        if self.ema == 1:
+            raise SettingError(
+                f"ema={self.ema!r}: need a number below 1, with 1 no norm would ever be taken in"
+            )
+        if self.norms not in NORMS:
+            raise SettingError(f"norms={self.norms!r}: allowed are {', '.join(NORMS)}")
+        if self.norms == "probe" and not callable(self.probe):
+            raise SettingError(f"probe={self.probe!r}: norms='probe' needs a function without arguments")
+        if self.norms == "step" and self.probe is not None:
+            raise SettingError(f"probe={self.probe!r}: is only called with norms='probe'")
+        if not isinstance(self.asynchronous, bool):
+            raise SettingError(f"asynchronous={self.asynchronous!r}: allowed are True and False")
+        _check_budget(self.time_budget_s)
+
+    def begin(self, replica: Replica) -> GrawaRun:
+        """Return the method at work on a replica. Collective over the communicator."""
+        return GrawaRun(self, replica)
+
+    def settings(self) -> dict[str, object]:
+        """Return all settings; of the probe only whether there is one: each rank has its own."""
+        return {**super().settings(), "probe": self.probe is not None}
+
+
+def _check_budget(value: float | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise SettingError(f"time_budget_s={value!r}: need a number of seconds above 0, or None")
+
+
+@dataclass(frozen=True)
+class MGRAWA(Grawa):
+    """Weigh workers by the norms of their whole gradients; settings as in `Grawa`."""
+
+    summary: ClassVar[str] = "pulled toward a mean in which workers with small gradients weigh more"
+    layerwise: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class LGRAWA(Grawa):
+    """Weigh workers tensor by tensor, by the norms of their gradients; settings as in `Grawa`."""
+
+    summary: ClassVar[str] = "as MGRAWA, with weights of its own for every tensor"
+    layerwise: ClassVar[bool] = True
+
+
+class GrawaRun(ModelRun):
+    """MGRAWA or LGRAWA at work on one rank.
+
+    Attributes
+    ----------
+    centre : list of torch.Tensor
+        x_C of the last round, the same bits on all ranks; the initial model before.
+    weights : ndarray or None
+        beta of the last round: a row for each worker, of one number or one for each tensor.
+    tickets : Tickets or None
+        Of the asynchronous mode.
+    """
+
+    def __init__(self, settings: Grawa, replica: Replica) -> None:
+        # In asynchronous mode tickets say when a round is due, never the number of own steps.
+        super().__init__(replica, sys.maxsize if settings.asynchronous else settings.period)
+        self._settings = settings
+        self.tickets = Tickets(replica.world, settings.period) if settings.asynchronous else None
+        self.centre = replica.copies()
+        self.weights: Any = None
+        width = len(replica.names) if settings.layerwise else 1
+        self._norms = np.full(width, NONE_YET)
+        self._smooth, self._updates = np.zeros(width), 0
+        self._probes = 0
+        self.last_step_was_bad = False
+        self._began = time.monotonic()
+
+    def step(self, closure: Closure | None, loss: float | None) -> Any:
+        """Do a local step, and a round where one is due."""
+        value = super().step(closure, loss)
+        if self.tickets is not None:
+            self.counts["tickets"] += 1
+            if self.tickets.take() == "round":
+                self.round()
+        return value
+
+    def local_step(self) -> None:
+        """Let the base optimizer step; the norms come first, for some optimizers change the gradient."""
+        # A ticket may make any step the last before a round.
+        if self.tickets is not None or self.since_round + 1 >= self.period:
+            self._look()
+        super().local_step()
+
+    def after_local_step(self) -> None:
+        """Move a little toward the centre."""
+        if self.last_step_was_bad:
+            self._norms = np.full_like(self._norms, np.nan)
+        self._move(self._settings.prox / self._settings.period)
+
+    def _move(self, share: float) -> None:
+        if share > 0:
+            torch._foreach_lerp_(self.replica.values, self.centre, share)
+
+    def _look(self) -> None:
+        """Take note of the norms of this step's gradients."""
+        if self._settings.probe is None:
+            self._norms = self._own_norms()
+
+    def _own_norms(self) -> Any:
+        """Return the norms of the gradients here; where there is none, the last ones."""
+        gradients = self.replica.gradients()
+        if all(gradient is None for gradient in gradients):
+            return self._norms
+        found = iter(norms([gradient for gradient in gradients if gradient is not None]))
+        by_tensor = np.array([0.0 if gradient is None else next(found) for gradient in gradients])
+        return by_tensor if self._settings.layerwise else by_tensor.sum(keepdims=True)
+
+    def idle(self) -> bool:
+        """Take part in a round without local steps; the norms are those of the last one."""
+        if self.tickets is None and self.since_round and not self.last_step_was_bad:
+            self._look()
+        return super().idle()
+
+    def average(self) -> None:
+        """Weigh the workers, form the centre, pull. Collective over the communicator. In place."""
+        if self.tickets is not None:
+            self.tickets.new_cycle()
+        here = self.replica.world
+        mine = self._smoothed(self._norms if self._settings.probe is None else self._probed())
+        rows = gather_rows(here, np.array([float(self._time_is_up()), *mine]))
+        self.weights = weights(rows[:, 1:])
+        self._form_centre(self.weights[here.rank])
+        self._move(self._settings.pull)
+        # Rank 0's clock decides for all.
+        self.finished |= bool(rows[0, 0])
+
+    def _time_is_up(self) -> bool:
+        budget = self._settings.time_budget_s
+        return budget is not None and time.monotonic() - self._began >= budget
+
+    def _smoothed(self, found: Any) -> Any:
+        """Return nhat; what stands for no norms is returned as it is, and changes nothing."""
+        if not (np.isfinite(found) & (found >= 0)).all():
+            return found
+        ema = self._settings.ema
+        self._updates += 1
+        self._smooth = ema * self._smooth + (1 - ema) * found
+        return self._smooth / (1 - ema**self._updates)
+
+    def _probed(self) -> Any:
+        """Return the norms of the probe's gradient. Collective over the communicator."""
+        assert self._settings.probe is not None
+        self._probes += 1
+        with probing(self.replica, self._settings.probe, self._probes):
+            bad = self.replica.first_bad() is not None
+            return np.full_like(self._norms, np.nan) if bad else self._own_norms()
+
+    def _form_centre(self, mine: Any) -> None:
+        torch._foreach_copy_(self.centre, self.replica.values)
+        if mine.any():
+            torch._foreach_mul_(self.centre, np.broadcast_to(mine, len(self.centre)).tolist())
+        else:
+            # Not times 0: where the gradient is NaN, the parameters may be.
+            torch._foreach_zero_(self.centre)
+            self.counts["rounds_without_weight"] += 1
+        dense_sum(self.replica.world, self.centre, self.replica.schedule)
+
+    def local_state(self) -> dict[str, Any]:
+        """Return the memory of the norms, the centre, and where in its period this rank is."""
+        return {
+            "norms": torch.from_numpy(self._norms),
+            "smooth": torch.from_numpy(self._smooth),
+            "updates": self._updates,
+            "probes": self._probes,
+            "centre": dict(zip(self.replica.names, self.centre, strict=True)),
+            "since_round": self.since_round,
+        }
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        self._norms = state["norms"].numpy().copy()
+        self._smooth = state["smooth"].numpy().copy()
+        self._updates, self._probes = int(state["updates"]), int(state["probes"])
+        torch._foreach_copy_(self.centre, [state["centre"][name] for name in self.replica.names])
+        self.since_round = int(state["since_round"])

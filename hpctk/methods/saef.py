@@ -1,0 +1,161 @@
+"""SAEF: compressed updates with error feedback, the gradient taken where the residuals point.
+
+Xu, Huo, Huang, "Step-Ahead Error Feedback for Distributed Training with Compressed Gradient", AAAI 2021, arXiv
+2008.05823. x is the same on all ranks, e_k is rank k's residual:
+
+    every average_every iterations  e_k <- mean_j e_j
+    y_k = x - e_k;  g_k = gradient at y_k;  delta_k = e_k + update(g_k)
+    c_k = C(delta_k);  e_k = delta_k - c_k;  c = mean_k c_k
+    o = c, or with a server  o = C_server(s + c);  s = s + c - o
+    x <- x - o
+
+Between steps the model's parameters are y_k, so a step ends with the averaging due in the next one. Evaluate at x:
+`with opt.consensus():`. Until the first step x is whatever the model holds; later, what was done to the parameters
+since the last step, such as clamping them, travels with the update.
+
+What travels: compressed updates, every step, by the ways of error_feedback.py (one bit for each element each way with
+Sign on both sides); each average of residuals moves them dense.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from hpctk import buffers
+from hpctk.compressors import Compressor
+from hpctk.errors import SettingError
+from hpctk.kernels import updates
+from hpctk.methods.error_feedback import ErrorFeedback
+from hpctk.methods.method import Method
+from hpctk.methods.replica import Replica
+from hpctk.methods.update_run import Row, UpdateRun, restore
+
+
+@dataclass(frozen=True)
+class SAEF(Method):
+    """Exchange compressed updates; take gradients a step ahead.
+
+    Attributes
+    ----------
+    compressor : Compressor
+        Of each worker's update.
+    server : Compressor, optional
+        Of the mean; not PowerSGD.
+    average_every : int
+        Iterations between averages of the residuals; 0 for never.
+    step_ahead : bool
+        Whether gradients are taken at x - e_k; at x, the classic error feedback, where not.
+    """
+
+    kind: ClassVar[str] = "update"
+    summary: ClassVar[str] = "compressed updates, gradients taken where the residuals point"
+
+    compressor: Compressor
+    server: Compressor | None = None
+    average_every: int = 0
+    step_ahead: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.compressor, Compressor):
+            raise SettingError(f"compressor={self.compressor!r}: need a compressor such as hpctk.TopK(0.01)")
+        if self.server is not None and not isinstance(self.server, Compressor):
+            raise SettingError(f"server={self.server!r}: need a compressor such as hpctk.Sign(), or None")
+        if self.server is not None and self.server.combines == "own":
+            # Every rank does the server's work: matrix products must not decide on shared bits.
+            raise SettingError(
+                f"server={self.server!r}: its work cannot be repeated bit for bit on all ranks"
+            )
+        every = self.average_every
+        if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+            raise SettingError(f"average_every={every!r}: need a whole number of iterations, 0 for never")
+        if not isinstance(self.step_ahead, bool):
+            raise SettingError(f"step_ahead={self.step_ahead!r}: need True or False")
+
+    def begin(self, replica: Replica) -> SaefRun:
+        """Return SAEF at work on a replica."""
+        return SaefRun(self, replica)
+
+
+class SaefRun(UpdateRun):
+    """SAEF at work on one rank."""
+
+    def __init__(self, settings: SAEF, replica: Replica) -> None:
+        super().__init__(replica)
+        self._settings = settings
+        self.feedback = ErrorFeedback(replica, settings.compressor, settings.server)
+        self.x = Row(self.feedback.parameters)
+        #: The parameters as they were written; then the update, then what x is moved by.
+        self._room = Row(self.feedback.parameters)
+
+    @property
+    def _values(self) -> list[torch.Tensor]:
+        return [parameter.detach() for parameter in self.feedback.parameters]
+
+    def exchange(self, *, active: bool) -> None:
+        """Send the update, move x, and step ahead of it. Collective over the communicator. In place."""
+        if self.t == 0:
+            self._start()
+        try:
+            self._take_update(active)
+            moved = self.feedback.exchange(self._room, self.x)
+        except Exception:
+            self._write(moves=False)
+            raise
+        self.counts["rounds"] += 1
+        every = self._settings.average_every
+        # Iteration t + 1 would begin with it, but its forward needs the parameters before.
+        if every and (self.t + 2) % every == 0:
+            self.feedback.average()
+            self.counts["averages"] += 1
+        self._write(moves=not moved)
+
+    def _start(self) -> None:
+        """Let x be what the model holds."""
+        for row in (self.x, self._room):
+            torch._foreach_copy_(row.parts, self._values)
+
+    def _take_update(self, active: bool) -> None:
+        """Let the base optimizer step, and keep what it subtracted; the parameters are written later."""
+        if not active:
+            self._room.flat.zero_()
+            return
+        self.replica.base.step()
+        torch._foreach_sub_(self._room.parts, self._values)
+
+    def _write(self, *, moves: bool) -> None:
+        """Move x by what is in the room, unless it has moved; write y_k, or x, into the parameters and the room."""
+        ahead = self._settings.step_ahead
+        rows = zip(self.x.parts, self._room.parts, self.feedback.errors, self._values, strict=True)
+        for x, room, error, value in rows:
+            if value.is_contiguous() and not buffers.on_device(value):
+                arrays = (tensor.view(-1).numpy() for tensor in (x, room, error, value))
+                updates.move_and_write(*arrays, moves=moves, ahead=ahead)
+                continue
+            if moves:
+                x.sub_(room)
+            room.copy_(x - error if ahead else x)
+            value.copy_(room)
+
+    def _named_x(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self.feedback.names, self.x.parts, strict=True))
+
+    def consensus_parameters(self) -> list[torch.Tensor] | None:
+        """Return x."""
+        x = self._named_x()
+        return None if self.t == 0 else [x[name] for name in self.replica.names]
+
+    def local_state(self) -> dict[str, Any]:
+        """Return x, the residuals of this rank and of the server, what the compressors remember, and t."""
+        if self.t == 0:
+            self._start()
+        return {"x": self._named_x(), **self.feedback.state_dict(), "t": self.t}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned; the parameters are written, too."""
+        restore(self._named_x(), state["x"], "x")
+        self.feedback.load_state_dict(state)
+        self.t = int(state["t"])
+        self._write(moves=False)

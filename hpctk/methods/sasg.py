@@ -1,0 +1,243 @@
+"""SASG: sparse updates, sent only by the workers that have news.
+
+Deng, Li, Sun, Lu, "SASG: Sparse Communication with Adaptive Aggregated Stochastic Gradients for Distributed
+Learning", arXiv 2112.04088. M workers; h_1, h_2, ... the most recent squared lengths of steps, newest first:
+
+    theta = alpha / M^2 * (h_1 + ... + h_terms)
+    upload if ||g(w) - g(w_snap)||^2 > theta on the same minibatch, or after max_delay steps without; always
+    in the first `warmup` steps
+    upload   p = update(g) + e;  q = TopK(p);  e = p - q;  w_snap = w
+    skip     q, e and w_snap stay, and so does the base optimizer; g is forgotten
+    w <- w - sum over all workers of q: the last q of a worker that skipped is applied again
+
+What travels: a byte from everyone, then the messages of the uploaders: k values and k indices of all tensors as one
+sparse vector. Every rank keeps every rank's last q, so there is no server. The q are added up in rank order, from
+zero, and the sum is subtracted: elementwise, hence the same bits on all ranks.
+
+A rank without data says so once, by an empty message, and its q is not applied any more; its residual waits for it
+to come back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from hpctk.collectives.lazy_allgather import lazy_allgather
+from hpctk.compressors import Residuals, TopK, sparse
+from hpctk.compressors import density as densities
+from hpctk.errors import SettingError
+from hpctk.kernels.indices import index_dtype
+from hpctk.methods.last_messages import LastMessages
+from hpctk.methods.method import Closure, Method
+from hpctk.methods.replay import Replay
+from hpctk.methods.replica import Replica
+from hpctk.methods.update_run import Row, UpdateRun, difference, restore, squared_distance
+
+REDUCTIONS = ("sum", "mean")
+
+
+@dataclass(frozen=True)
+class SASG(Method):
+    """Upload the top-k of update plus residual, and only when the gradient has changed enough.
+
+    Attributes
+    ----------
+    density : float
+        Part of each tensor's elements that an upload carries.
+    alpha : float, optional
+        How much change is no news. 1/lr where not given (M/lr with reduce="mean"), by the rate of each
+        step. 0 sends whatever differs; below 0, everything.
+    max_delay : int
+        Steps after which a worker uploads in any case.
+    terms : int, optional
+        How many steps back the length of steps is looked at; max_delay - 1 where not given.
+    warmup : int
+        Steps at the start in which everyone uploads.
+    reduce : {"sum", "mean"}
+        What is applied of the messages; the sum is the authors' convention.
+    """
+
+    kind: ClassVar[str] = "update"
+    summary: ClassVar[str] = "sparse updates, only from the workers that have news"
+
+    density: float = 0.01
+    alpha: float | None = None
+    max_delay: int = 10
+    terms: int | None = None
+    warmup: int = 10
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        densities.checked(self.density)
+        if self.alpha is not None and not _is_finite(self.alpha):
+            raise SettingError(f"alpha={self.alpha!r}: need a finite number, or None for 1/lr")
+        for name in ("max_delay", "terms", "warmup"):
+            value = getattr(self, name)
+            if value is None and name == "terms":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise SettingError(f"{name}={value!r}: need a whole number of steps, 0 or more")
+        if self.reduce not in REDUCTIONS:
+            raise SettingError(f"reduce={self.reduce!r}: allowed are {', '.join(REDUCTIONS)}")
+
+    def begin(self, replica: Replica) -> SasgRun:
+        """Return SASG at work on a replica."""
+        return SasgRun(self, replica)
+
+
+class SasgRun(UpdateRun):
+    """SASG at work on one rank.
+
+    Attributes
+    ----------
+    messages : LastMessages
+        The last q of every rank; none before its first upload, and after it ran out of data.
+    lengths : list of float
+        h, as many as are looked at.
+    delay : int
+        tau: 1 after an upload, one more after each skip.
+    """
+
+    def __init__(self, settings: SASG, replica: Replica) -> None:
+        super().__init__(replica)
+        self._settings = settings
+        self._compressor = TopK(settings.density)
+        values = replica.values
+        #: The update, or the sum of all messages; the model, while a gradient is taken elsewhere.
+        self._room = Row(values)
+        self._edges = [0, *accumulate(value.numel() for value in values)]
+        self.residuals = Residuals()
+        self.snapshot = Row(values).parts
+        self.messages = LastMessages(replica.world.size, self._room)
+        self.lengths: list[float] = []
+        self.delay = 0
+        self._replay: Replay | None = None
+
+    def step(self, closure: Closure | None, loss: float | None) -> Any:
+        """Do one iteration; the closure is called a second time where only that tells whether to upload."""
+        if closure is None:
+            raise TypeError(
+                "SASG needs step(closure): it takes a second gradient of the same minibatch at an earlier model. "
+                "Let the closure zero the gradients, run forward and backward, and return the loss."
+            )
+        self._replay = None if self._uploads_anyway() else Replay(self.replica, closure)
+        try:
+            return super().step(closure, loss)
+        finally:
+            self._replay = None
+
+    def exchange(self, *, active: bool) -> None:
+        """Upload or skip, and apply all ranks' messages. Collective over the communicator. In place."""
+        here = self.replica.world
+        with here.shared_errors("preparing a SASG message"):
+            message = self._news() if active else self._farewell()
+        uploaded = active and message is not None
+        self.delay = 1 if uploaded else self.delay + 1
+        self.counts["uploads" if uploaded else "skips"] += 1
+        n, itemsize = self._room.flat.numel(), self._room.flat.element_size()
+        self.messages.hear(lazy_allgather(here, message, elements=n, dense_bytes=n * itemsize))
+        if uploaded:
+            self.counts["rounds"] += 1
+            self.counts["upload_bits"] += self._kept() * (8 * itemsize + 32)
+        self._apply()
+
+    def _uploads_anyway(self) -> bool:
+        """Return whether this rank's next step uploads whatever its gradient is."""
+        settings = self._settings
+        known = self.messages.known(self.replica.world.rank)
+        late = self.delay > settings.max_delay
+        return self.t < settings.warmup or not known or late or self.threshold() < 0
+
+    def threshold(self) -> float:
+        """Return theta, the squared change of a gradient that is no news."""
+        moved = sum(self.lengths)
+        if moved == 0:
+            return 0.0
+        size, alpha = self.replica.world.size, self._settings.alpha
+        if alpha is None:
+            rate = self.replica.lr
+            numerator = size if self._settings.reduce == "mean" else 1
+            alpha = numerator / rate if rate > 0 else math.inf
+        return alpha / size**2 * moved
+
+    def _news(self) -> Any:
+        """Return this rank's message, None if it skips."""
+        # Not "change > theta": a change that is NaN, as a gradient far from here may make it, is news.
+        if self._replay is None or not self._change(self._replay) <= self.threshold():
+            return self._upload()
+        return None
+
+    def _change(self, replay: Replay) -> float:
+        """Return ||g(w) - g(w_snap)||^2, summed in float64."""
+        now = self.replica.gradients()
+        then = replay.gradients_at(self.snapshot, self._room.parts)
+        return sum(squared_distance(a, b) for a, b in zip(now, then, strict=True))
+
+    def _upload(self) -> Any:
+        """Return the message q; the residual e and the snapshot are those after it."""
+        replica = self.replica
+        values = replica.values
+        torch._foreach_copy_(self.snapshot, values)
+        try:
+            replica.base.step()
+            difference(self.snapshot, values, self._room)
+        finally:
+            replica.load(self.snapshot)
+        dtype = index_dtype(self._edges[-1])
+        indices, taken = [], []
+        for name, part, start in zip(replica.names, self._room.parts, self._edges, strict=False):
+            found, chosen = self._compressor.select(part, self.residuals.of(name, part), name)
+            indices.append(_host(found).astype(dtype) + dtype.type(start))
+            taken.append(_host(chosen))
+        return sparse.write(np.concatenate(indices), np.concatenate(taken), self._edges[-1])
+
+    def _farewell(self) -> Any:
+        """Return an empty message where the others still hold one of this rank."""
+        return np.empty(0, np.uint8) if self.messages.known(self.replica.world.rank) else None
+
+    def _kept(self) -> int:
+        return sum(self._compressor.k(part.numel()) for part in self._room.parts)
+
+    def _apply(self) -> None:
+        """Subtract the sum of all messages from the parameters, and note how far that was."""
+        divisor = self.replica.world.size if self._settings.reduce == "mean" else 1
+        length = self.messages.subtract_from(self.replica.values, divisor)
+        terms = self._settings.terms
+        looked_at = max(0, self._settings.max_delay - 1) if terms is None else terms
+        self.lengths = [length, *self.lengths][:looked_at]
+
+    def local_state(self) -> dict[str, Any]:
+        """Return residuals, snapshot, all ranks' messages, lengths of steps, delay and t."""
+        return {
+            "residuals": self.residuals.state_dict(),
+            "snapshot": self._named_snapshot(),
+            "messages": self.messages.state_dict(),
+            "lengths": torch.tensor(self.lengths, dtype=torch.float64),
+            "delay": self.delay,
+            "t": self.t,
+        }
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        restore(self._named_snapshot(), state["snapshot"], "the snapshot")
+        self.residuals.load_state_dict(state["residuals"])
+        self.messages.load_state_dict(state["messages"])
+        self.lengths = state["lengths"].tolist()
+        self.delay, self.t = int(state["delay"]), int(state["t"])
+
+    def _named_snapshot(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self.replica.names, self.snapshot, strict=True))
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _host(array: Any) -> Any:
+    return array.cpu().numpy() if isinstance(array, torch.Tensor) else array

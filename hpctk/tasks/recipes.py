@@ -1,0 +1,121 @@
+"""Methods by the names of the command line, with settings that suit the bundled jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hpctk.compressors import Compressor, by_name, forms
+from hpctk.errors import SettingError
+from hpctk.methods import METHODS, method_class
+from hpctk.methods.method import Method
+
+#: What `--method all` compares: plain averaging, and the five methods (GRAWA in both forms).
+COMPARED = ("mean", "adacons", "sasg", "saef", "mgrawa", "lgrawa", "celgc")
+
+#: Settings that differ from the constructor's defaults: the bundled jobs are small and short.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "sasg": {"density": 0.1, "reduce": "mean"},
+    "saef": {"compressor": "topk:0.05"},
+    "mgrawa": {"period": 8},
+    "lgrawa": {"period": 8},
+    "celgc": {"clip": 0.5, "period": 8},
+    "localsgd": {"period": 8},
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method as the command line names it.
+
+    Attributes
+    ----------
+    name : str
+        Such as "saef", or "mean:topk:0.01".
+    settings : dict
+        Of its constructor.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+
+    def make(self) -> Method:
+        """Return a new method object: compressors keep a state of their own."""
+        kind = _classes()[self.name.partition(":")[0]]
+        given = {key: _value(key, value) for key, value in self.settings.items()}
+        known = [item.name for item in fields(kind)]
+        unknown = [key for key in given if key not in known]
+        if unknown:
+            raise SettingError(f"{self.name} has no setting {unknown[0]!r}: known are {', '.join(known)}")
+        try:
+            made: Method = kind(**given)
+        except TypeError as error:
+            raise SettingError(f"{self.name}: {error}") from None
+        return made
+
+
+def recipe(text: str) -> Recipe:
+    """Return the recipe of one method; "mean:COMPRESSOR" is averaging with that compressor."""
+    name, _, compressor = text.partition(":")
+    if name not in _classes():
+        raise SettingError(f"method={text!r}: known are {', '.join(_classes())}, and all")
+    if compressor:
+        if name != "mean":
+            raise SettingError(
+                f"method={text!r}: only mean takes a compressor so; give others --set compressor=..."
+            )
+        by_name(compressor)
+        return Recipe(text, {"compressor": compressor})
+    return Recipe(name, SETTINGS.get(name, {}))
+
+
+def recipes(text: str, overrides: Mapping[str, str]) -> list[Recipe]:
+    """Return the recipes that a comma-separated text names; "all" is plain averaging and the five methods."""
+    words = COMPARED if text == "all" else text.split(",")
+    found = [recipe(word.strip()) for word in words]
+    if overrides and len(found) > 1:
+        raise SettingError("--set: give one method with it, settings differ from method to method")
+    return [replace(one, settings={**one.settings, **overrides}) for one in found]
+
+
+def summaries() -> list[tuple[str, str]]:
+    """Return the name of every method with a line on it."""
+    return [(name, kind.summary) for name, kind in _classes().items()]
+
+
+def _classes() -> dict[str, Any]:
+    return {name.lower(): method_class(name) for name in METHODS}
+
+
+def _value(key: str, value: Any) -> Any:
+    """Return a setting as the constructor wants it; texts come from the command line."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() == "none":
+        return None
+    if key in ("compressor", "server"):
+        return by_name(value)
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    number: Callable[[str], float]
+    for number in (int, float):
+        try:
+            return number(value)
+        except ValueError:
+            continue
+    return value
+
+
+def compressor_forms() -> str:
+    """Return how compressors are written on the command line."""
+    return ", ".join(forms())
+
+
+def readable(method: Method) -> dict[str, Any]:
+    """Return a method's settings as JSON can hold them."""
+    return {
+        key: value if isinstance(value, str | int | float | bool | dict | None) else str(value)
+        for key, value in method.settings().items()
+        if not isinstance(value, Compressor)
+    }

@@ -1,0 +1,318 @@
+"""overlap=True: the same results as without, and mistakes that are noticed."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from methods_driver import assert_same_bits
+from training import alone, assert_alike, loss_of, net, sgd, values, wrapped
+
+import hpctk
+from hpctk.errors import HpctkError
+
+METHODS = {
+    "Mean": hpctk.Mean,
+    "Mean clipped": lambda: hpctk.Mean(clip=0.02),
+    "AdaCons": lambda: hpctk.AdaCons(momentum=0.6),
+    "AdaCons by layers": lambda: hpctk.AdaCons(momentum=0.6, layerwise=True),
+    # These cannot go by buckets, and wait for step().
+    "Mean of TopK": lambda: hpctk.Mean(hpctk.TopK(0.5)),
+    "Mean of unit norm": lambda: hpctk.Mean(unit_norm=True),
+}
+BUCKETS = ["Mean", "AdaCons"]
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    """Let every tensor of 32 bytes or more fill a bucket: the network has three."""
+    monkeypatch.setattr("hpctk.overlap.BUCKET_BYTES", 32)
+
+
+class Branches(torch.nn.Module):
+    """A trunk, a branch that only odd ranks run, not in every step, and one that nobody runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.idle, self.trunk, self.branch = net(3), net(1), net(2)
+
+
+def branched_loss(model, rank, t):
+    loss = loss_of(model.trunk, rank, t)
+    return loss + loss_of(model.branch, rank, t) if rank % 2 and t != 1 else loss
+
+
+def run(world, overlap, method, steps=4, *, model=None, loss=loss_of, step=None, **settings):
+    """Train, with `step(opt, model, t)` after every backward instead of opt.step() where given."""
+    model = net() if model is None else model
+    opt = wrapped(model, method, overlap=overlap, **settings)
+    for t in range(steps):
+        opt.zero_grad()
+        loss(model, world.rank, t).backward()
+        opt.step() if step is None else step(opt, model, t)
+    return model, opt
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_with_and_without(world, name):
+    model, opt = run(world, True, METHODS[name]())
+    plain, other = run(world, False, METHODS[name]())
+    assert_alike(model, plain)
+    assert_same_bits(world, values(model))
+    assert opt.stats.counts == other.stats.counts
+    assert opt.stats.steps == other.stats.steps == 4
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_that_some_ranks_or_all_lack(world, name):
+    model, opt = run(world, True, METHODS[name](), model=Branches(), loss=branched_loss)
+    plain, other = run(world, False, METHODS[name](), model=Branches(), loss=branched_loss)
+    assert_alike(model, plain)
+    assert_alike(model.idle, net(3), 0)
+    assert all(parameter.grad is None for parameter in model.idle.parameters())
+    assert opt.stats.counts == other.stats.counts
+    if name == "Mean":
+        assert_alike(model, alone(world.size, 4, model=Branches(), loss=branched_loss))
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_a_step_without_any_gradient(world, name):
+    model = net()
+    opt, twin = wrapped(model, METHODS[name](), overlap=True), run(world, False, METHODS[name](), 2)[0]
+    opt.step()
+    assert_alike(model, net(), 0)
+    for t in range(2):
+        opt.zero_grad()
+        loss_of(model, world.rank, t).backward()
+        opt.step()
+    assert_alike(model, twin)
+    assert opt.stats.counts["rounds"] == 2
+
+
+@pytest.mark.parametrize("schedule", ["ring", "mpi"], ids="by {}".format)
+@pytest.mark.parametrize("name", BUCKETS)
+def test_buckets_leave_during_backward(world, name, schedule):
+    model = net()
+    opt = wrapped(model, METHODS[name](), overlap=True, schedule=schedule)
+    loss_of(model, world.rank, 0).backward()
+    assert len(opt._overlap._buckets) == 3
+    assert len(opt._overlap._started) == 3
+    opt.step()
+    assert_alike(model, run(world, False, METHODS[name](), 1)[0])
+
+
+def test_more_buckets_than_the_engine_has_lanes(world):
+    def deep():
+        return torch.nn.Sequential(*(torch.nn.Linear(3, 3, bias=False).double() for _ in range(20)), net(1))
+
+    torch.manual_seed(0)
+    model = deep()
+    twin = deep()
+    twin.load_state_dict(model.state_dict())
+    run(world, True, hpctk.Mean(), 3, model=model)
+    run(world, False, hpctk.Mean(), 3, model=twin)
+    assert_alike(model, twin)
+
+
+@pytest.mark.parametrize("last_too", [False, True], ids=["but the last", "all"])
+@pytest.mark.parametrize("name", BUCKETS)
+def test_accumulation_under_no_sync(world, name, last_too):
+    model = net()
+    opt = wrapped(model, METHODS[name](), overlap=True)
+    for t in range(3):
+        opt.zero_grad()
+        with opt.no_sync():
+            loss_of(model, world.rank, 3 * t).backward()
+            with opt.no_sync():
+                loss_of(model, world.rank, 3 * t + 1).backward()
+            if last_too:
+                loss_of(model, world.rank, 3 * t + 2).backward()
+        if not last_too:
+            loss_of(model, world.rank, 3 * t + 2).backward()
+        opt.step()
+
+    def three(one, rank, t):
+        return sum(loss_of(one, rank, 3 * t + i) for i in range(3))
+
+    assert_alike(model, run(world, False, METHODS[name](), 3, loss=three)[0])
+
+
+def test_no_sync_without_overlap_does_no_harm(world):
+    model = net()
+    opt = wrapped(model)
+    with opt.no_sync():
+        loss_of(model, world.rank, 0).backward()
+    opt.step()
+    assert_alike(model, alone(world.size, 1))
+
+
+def clipped(opt, model, t):
+    opt.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+    opt.step()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_clipped_after_synchronize(world, name):
+    model, _ = run(world, True, METHODS[name](), step=clipped)
+    assert_alike(model, run(world, False, METHODS[name](), step=clipped)[0])
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_a_synchronized_step_may_be_dropped(world, name):
+    def step(opt, model, t):
+        opt.synchronize()
+        if t != 1:
+            opt.step()
+
+    model, opt = run(world, True, METHODS[name](), step=step)
+    assert_alike(model, run(world, False, METHODS[name](), step=step)[0])
+    assert opt.stats.steps == 3
+
+
+def test_backward_after_synchronize_is_exchanged_too(world):
+    model = net()
+    opt = wrapped(model, overlap=True)
+    loss_of(model, world.rank, 0).backward()
+    opt.synchronize()
+    loss_of(model, world.rank, 1).backward()
+    opt.step()
+
+    def both(one, rank, t):
+        return loss_of(one, rank, 0) + loss_of(one, rank, 1)
+
+    assert_alike(model, alone(world.size, 1, loss=both))
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_closure(world, name):
+    """The backward is inside the step: what it sends is counted once."""
+    model = net()
+    opt = wrapped(model, METHODS[name](), overlap=True, schedule="ring")
+    for t in range(3):
+
+        def closure(t=t):
+            opt.zero_grad()
+            loss = loss_of(model, world.rank, t)
+            loss.backward()
+            return loss
+
+        assert torch.is_tensor(opt.step(closure))
+    plain, other = run(world, True, METHODS[name](), 3, schedule="ring")
+    assert_alike(model, plain, 0)
+    assert opt.stats.sent_bytes == other.stats.sent_bytes
+    assert opt.stats.messages == other.stats.messages
+    assert opt.stats.sent_bytes > 0 or world.size == 1
+
+
+def works(world):
+    """A new optimizer on a new model is not disturbed by what was left under way."""
+    model, _ = run(world, True, hpctk.Mean(), 2)
+    assert_alike(model, alone(world.size, 2))
+
+
+def test_a_second_backward_without_no_sync(world):
+    model = net()
+    opt = wrapped(model, overlap=True)
+    loss_of(model, world.rank, 0).backward()
+    assert opt.stats.steps == 0
+    with pytest.raises(HpctkError, match=r"accumulated after its exchange had begun.*opt\.no_sync\(\)"):
+        loss_of(model, world.rank, 1).backward()
+    works(world)
+
+
+@pytest.mark.parametrize("how", ["clipped", "accumulated", "replaced", "removed"])
+def test_gradients_changed_between_backward_and_step(world, how):
+    model = net()
+    opt = wrapped(model, overlap=True)
+    loss_of(model, world.rank, 0).backward()
+    if how == "clipped":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    elif how == "accumulated":
+        with opt.no_sync():
+            loss_of(model, world.rank, 1).backward()
+    elif how == "replaced":
+        model[0].weight.grad = model[0].weight.grad * 2
+    else:
+        model.zero_grad()
+    with pytest.raises(HpctkError, match=r"was changed after its exchange had begun.*opt\.synchronize\(\)"):
+        opt.step()
+    works(world)
+
+
+def test_zero_grad_between_backward_and_step(world):
+    model = net()
+    opt = wrapped(model, overlap=True)
+    loss_of(model, world.rank, 0).backward()
+    with pytest.raises(HpctkError, match=r"zero_grad\(\) between backward and step.*opt\.synchronize\(\)"):
+        opt.zero_grad()
+    # What the message says to do:
+    opt.synchronize()
+    opt.zero_grad()
+    loss_of(model, world.rank, 1).backward()
+    opt.step()
+    assert_alike(model, alone(world.size, 1, first=1))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_join(world, name):
+    """Rank r has 2 + r batches."""
+    results = []
+    for overlap in (True, False):
+        model = net()
+        opt = wrapped(model, METHODS[name](), overlap=overlap)
+        with opt.join():
+            for t in range(2 + world.rank):
+                opt.zero_grad()
+                loss_of(model, world.rank, t).backward()
+                opt.step()
+        assert opt.stats.steps == 1 + world.size
+        assert_same_bits(world, values(model))
+        results.append(model)
+    assert_alike(*results)
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["overlapping again", "at once then"])
+def test_an_optimizer_made_anew_takes_over(world, again):
+    """The hooks of the one before must not send anything any more, whether it is still there or not."""
+    model = net()
+    base = sgd(model.parameters())
+    first = wrapped(model, base=base, overlap=True)
+    loss_of(model, world.rank, 0).backward()
+    first.step()
+    second = wrapped(model, hpctk.Mean(), base=base, overlap=again)
+    sent = first.stats.sent_bytes
+    for t in (1, 2):
+        second.zero_grad()
+        loss_of(model, world.rank, t).backward()
+        second.step()
+    assert_alike(model, alone(world.size, 3))
+    assert first.stats.sent_bytes == sent
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+@pytest.mark.parametrize("both", [True, False], ids=["both overlap", "one overlaps"])
+def test_two_optimizers_on_halves_of_a_model(world, name, both):
+    def train(overlap):
+        model = net()
+        opts = [
+            wrapped(model, METHODS[name](), sgd(model[i].parameters()), overlap=overlap and (both or i == 2))
+            for i in (0, 2)
+        ]
+        for t in range(3):
+            for opt in opts:
+                opt.zero_grad()
+            loss_of(model, world.rank, t).backward()
+            for opt in opts:
+                opt.step()
+        return model
+
+    assert_alike(train(True), train(False))
+
+
+def test_hooks_do_not_keep_a_model_alive(world):
+    model, opt = run(world, True, hpctk.Mean(), 1)
+    gone = weakref.ref(model[0].weight)
+    del model, opt
+    gc.collect()
+    assert gone() is None

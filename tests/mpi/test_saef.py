@@ -1,0 +1,592 @@
+"""SAEF on real ranks: against the simulation, the spec's example, traps and invariants."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from methods_driver import BASES, Quadratic, assert_same_bits
+from simulation import SIMULATIONS, compress, tensors
+from simulation.problem import FixedProblem, Problem
+
+import hpctk
+from hpctk.collectives.onebit import shard_bounds
+from hpctk.errors import HpctkError, PeerError, SettingError, TensorError
+from hpctk.methods.saef import SAEF
+
+FALLING = lambda t: 0.1 / (1 + 0.3 * t)  # noqa: E731
+EXAMPLE = FixedProblem([[1, 2, 1], [2, 1, 0.5]], [[1, 0, -1], [-1, 1, 2]], [2.0, 1, 0])
+SGD = BASES["sgd"][0]
+
+
+class Job:
+    """A model, its optimizer, and steps on a simulated problem."""
+
+    def __init__(self, world, problem, method, base=SGD, dtype=torch.float64, **settings):
+        self.world = world
+        self.model = Quadratic(problem, world.rank, dtype)
+        self.base = base(self.model.parameters())
+        self.opt = hpctk.DistributedOptimizer(self.base, method, model=self.model, **settings)
+        self.updates = None
+        self.base.register_step_pre_hook(lambda *_: setattr(self, "before", self.y()))
+        self.base.register_step_post_hook(self._note)
+
+    def _note(self, *_):
+        self.updates = tensors.subtract(self.before, self.y())
+
+    def step(self, t, lr=None, spoil=None):
+        if lr is not None:
+            for group in self.opt.param_groups:
+                group["lr"] = lr(t)
+        self.opt.zero_grad()
+        loss = self.model(t)
+        loss.backward()
+        if spoil is not None:
+            spoil(self)
+        self.opt.step()
+
+    @property
+    def counts(self):
+        return self.opt.stats.counts
+
+    def y(self):
+        return self.model.arrays()
+
+    def x(self):
+        """x, without a collective: what `consensus` gives is tested once."""
+        return self.in_order(self.opt.local_state_dict()["x"])
+
+    def in_order(self, named):
+        return [named[name].numpy().copy() for name, _ in self.model.named_parameters()]
+
+    def residuals(self):
+        return self.in_order(self.opt.local_state_dict()["residuals"])
+
+    def everything(self):
+        """All that a skipped or refused step must leave as it is, as bytes."""
+        return list(flat_bytes([self.y(), self.opt.local_state_dict(), self.base.state_dict()["state"]]))
+
+
+def flat_bytes(thing):
+    if isinstance(thing, dict):
+        for key in sorted(thing, key=str):
+            yield str(key)
+            yield from flat_bytes(thing[key])
+    elif isinstance(thing, list | tuple):
+        for one in thing:
+            yield from flat_bytes(one)
+    elif isinstance(thing, torch.Tensor):
+        yield thing.numpy().tobytes()
+    else:
+        yield thing.tobytes() if isinstance(thing, np.ndarray) else thing
+
+
+def close(got, wanted, atol=1e-12):
+    for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        np.testing.assert_allclose(a, b, rtol=0, atol=atol, err_msg=f"tensor {i}")
+
+
+def same(got, wanted):
+    assert len(got) == len(wanted)
+    assert all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def mean(world, rows):
+    return [np.asarray(world.control.allreduce(row)) / world.size for row in rows]
+
+
+# The spec's example, and the simulation
+
+
+@pytest.mark.parametrize("ahead", [True, False], ids=["step-ahead", "classic"])
+def test_worked_example(world, ahead):
+    if world.size != 2:
+        pytest.skip("an example of two workers")
+    job = Job(world, EXAMPLE, SAEF(hpctk.TopK(1 / 3), step_ahead=ahead))
+    deltas = [
+        [[0.1, 0.2, 0.1], [0.6, 0, -0.1]],
+        [[0.16, 0.18, 0.19], [0.54, -0.01, -0.195]],
+        [[0.187, 0.324, 0.0905], [0.486, -0.019, -0.29]],
+    ]
+    errors = [
+        [[0.1, 0, 0.1], [0, 0, -0.1]],
+        [[0.16, 0.18, 0], [0, -0.01, -0.195]],
+        [[0.187, 0, 0.0905], [0, -0.019, -0.29]],
+    ]
+    after = [[1.7, 0.9, 0], [1.43, 0.9, -0.095], [1.187, 0.738, -0.095]]
+    classic = [[1.7, 0.9, 0], [1.43, 0.9, -0.1], [1.187, 0.72, -0.1]]
+    for t in range(3):
+        before = job.residuals()
+        job.step(t)
+        close(job.x(), [(after if ahead else classic)[t]])
+        if ahead:
+            close(tensors.add(before, job.updates), [deltas[t][world.rank]])
+            close(job.residuals(), [errors[t][world.rank]])
+        else:
+            same(job.y(), job.x())
+
+
+PAIRS = {
+    "topk": ({"compressor": hpctk.TopK(0.2)}, {"compressor": compress.TopK(0.2)}),
+    "sign": ({"compressor": hpctk.Sign()}, {"compressor": compress.Sign()}),
+    "two-way": (
+        {"compressor": hpctk.Sign(), "server": hpctk.Sign(), "average_every": 5},
+        {"compressor": compress.Sign(), "server": compress.Sign(), "average_every": 5},
+    ),
+    "topk-topk": (
+        {"compressor": hpctk.TopK(0.3), "server": hpctk.TopK(0.5), "average_every": 4},
+        {"compressor": compress.TopK(0.3), "server": compress.TopK(0.5), "average_every": 4},
+    ),
+    "sign-topk": (
+        {"compressor": hpctk.Sign(), "server": hpctk.TopK(0.4), "average_every": 1},
+        {"compressor": compress.Sign(), "server": compress.TopK(0.4), "average_every": 1},
+    ),
+    "topk-sign-classic": (
+        {"compressor": hpctk.TopK(0.2), "server": hpctk.Sign(), "average_every": 2, "step_ahead": False},
+        {
+            "compressor": compress.TopK(0.2),
+            "server": compress.Sign(),
+            "average_every": 2,
+            "step_ahead": False,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "base"),
+    [
+        *((case, "nesterov") for case in PAIRS),
+        ("topk", "momentum"),
+        ("two-way", "momentum"),
+        ("sign", "adam"),
+        ("topk-topk", "adam"),
+        ("two-way", "adamw"),
+        ("topk", "adamw"),
+    ],
+)
+def test_follows_the_simulation(world, case, base):
+    problem, steps = Problem(world.size, seed=9), 7
+    ours, simulated = BASES[base]
+    settings, of_simulation = PAIRS[case]
+    wanted = SIMULATIONS["SAEF"](problem, steps, simulated, lr=FALLING, **of_simulation)
+    log, rank = wanted.log, world.rank
+    job = Job(world, problem, SAEF(**settings), ours)
+    for t in range(steps):
+        job.step(t, FALLING)
+        close(job.y(), wanted.held[t][rank], 1e-10)
+        close(job.x(), wanted.consensus[t], 1e-10)
+        close(job.residuals(), log["carried"][t][rank], 1e-10)
+    close([server_residual(world, job)], [tensors.flatten(log["server"][-1])], 1e-10)
+    assert_same_bits(world, job.x(), "x")
+    every = settings.get("average_every", 0)
+    averages = sum((t + 2) % every == 0 for t in range(steps)) if every else 0
+    assert job.counts == {"rounds": steps} | ({"averages": averages} if averages else {})
+
+
+def server_residual(world, job):
+    """s as one vector, put together from the ranks' shards where it is cut."""
+    state = job.opt.local_state_dict()
+    n = sum(a.size for a in job.y())
+    kept = state["server_residuals"]
+    if "the whole model" in kept:
+        return kept["the whole model"].numpy()
+    if kept:
+        return tensors.flatten(job.in_order(kept))
+    whole = np.zeros(n)
+    if state["server_shard"].numel():
+        lo, hi = shard_bounds(world, n)
+        whole[lo:hi] = state["server_shard"].numpy()
+        whole = world.control.allreduce(whole)
+    return whole
+
+
+# Invariants
+
+ANY = {
+    "topk-keep": {"compressor": hpctk.TopK(0.2, keep=True)},
+    "randomk-qsgd": {"compressor": hpctk.RandomK(0.3, seed=4), "server": hpctk.QSGD(6, bucket=8)},
+    "qsgd-half": {
+        "compressor": hpctk.QSGD(6, bucket=8),
+        "server": hpctk.Half("bfloat16"),
+        "average_every": 3,
+    },
+    "powersgd": {"compressor": hpctk.PowerSGD(1), "server": hpctk.Sign()},
+    "topk-randomk": {"compressor": hpctk.TopK(0.3), "server": hpctk.RandomK(0.5)},
+    "spared": {
+        "compressor": hpctk.Sign(exclude=["tensors.1"], min_elements=2),
+        "server": hpctk.Sign(exclude=["tensors.1"], min_elements=2),
+    },
+    "spared-one-way": {"compressor": hpctk.Sign(min_elements=6), "server": hpctk.TopK(0.4, min_elements=9)},
+    "all-spared": {"compressor": hpctk.Sign(min_elements=1000), "server": hpctk.Sign(min_elements=1000)},
+    "identity": {"compressor": hpctk.Identity(), "server": hpctk.Identity()},
+}
+
+
+@pytest.mark.parametrize("settings", ANY.values(), ids=ANY)
+def test_the_virtual_sequence_is_uncompressed(world, settings):
+    """x - s - mean e moves by the mean of the updates, whatever the compressors are."""
+    job = Job(world, Problem(world.size, seed=5), SAEF(**settings), BASES["momentum"][0])
+    virtual = job.y()
+    for t in range(5):
+        job.step(t, FALLING)
+        virtual = tensors.subtract(virtual, mean(world, job.updates))
+        s = tensors.unflatten(server_of_any(world, job), [a.shape for a in virtual])
+        close(tensors.subtract(tensors.subtract(job.x(), s), mean(world, job.residuals())), virtual)
+        same(job.y(), tensors.subtract(job.x(), job.residuals()))
+    assert_same_bits(world, job.x(), "x")
+
+
+def server_of_any(world, job):
+    """s in the model's order, where Sign's vector is not all of it, or other order."""
+    state = job.opt.local_state_dict()
+    feedback = job.opt._run.feedback
+    parts = {name: np.zeros(p.shape) for name, p in job.model.named_parameters()}
+    whole = state["server_residuals"].get("the whole model")
+    if state["server_shard"].numel() or feedback._two_way:
+        lo, hi = shard_bounds(world, feedback._n)
+        cut = np.zeros(feedback._n)
+        cut[lo:hi] = state["server_shard"].numpy()
+        whole = torch.from_numpy(world.control.allreduce(cut))
+    if whole is not None:
+        ends = np.cumsum([0, *(parts[name].size for name in feedback.names[: feedback._signed])])
+        for name, lo, hi in zip(feedback.names, ends[:-1], ends[1:], strict=False):
+            parts[name] = whole.numpy()[lo:hi].reshape(parts[name].shape)
+    else:
+        parts |= {name: kept.numpy() for name, kept in state["server_residuals"].items()}
+    return tensors.flatten([parts[name] for name, _ in job.model.named_parameters()])
+
+
+def test_top_k_and_its_residual_add_up_exactly(world):
+    if world.size > 1:
+        pytest.skip("at one rank x moves by exactly what was sent")
+    job = Job(world, Problem(1, seed=2), SAEF(hpctk.TopK(0.3)), BASES["adam"][0])
+    for t in range(6):
+        x, e = job.x(), job.residuals()
+        job.step(t)
+        delta, after = tensors.add(e, job.updates), job.residuals()
+        for d, left, was, now in zip(delta, after, x, job.x(), strict=True):
+            kept = left != 0
+            assert np.array_equal(d[kept], left[kept])
+            assert np.array_equal(now, np.where(kept, was, was - d))
+
+
+def uncompressed(problem, steps, base, lr):
+    """Every worker's own base optimizer at one common point, which moves by the mean of what they subtract."""
+    workers = [base() for _ in range(problem.workers)]
+    x, path = problem.start(), []
+    for t in range(steps):
+        moves = []
+        for k, optimizer in enumerate(workers):
+            for group in optimizer.groups:
+                group.lr = lr(t)
+            moves.append(tensors.subtract(x, optimizer.step(x, problem.gradient(k, x, t))))
+        x = tensors.subtract(x, tensors.mean(moves))
+        path.append(x)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("compressor", "every", "base"),
+    [
+        (hpctk.Identity(), 0, "nesterov"),
+        (hpctk.TopK(0.1), 1, "nesterov"),
+        (hpctk.Sign(), 1, "adamw"),
+    ],
+    ids=["identity", "topk averaged", "sign averaged"],
+)
+def test_is_uncompressed_training_where_it_should_be(world, compressor, every, base):
+    problem = Problem(world.size, seed=3)
+    job = Job(world, problem, SAEF(compressor, average_every=every), BASES[base][0])
+    for t, wanted in enumerate(uncompressed(problem, 10, BASES[base][1], FALLING)):
+        job.step(t, FALLING)
+        # The residuals are averaged for the next forward: y is x - mean e on every rank.
+        close(job.y(), wanted, 1e-10)
+    assert job.counts.get("averages", 0) == (10 if every else 0)
+
+
+def test_one_rank_alone_is_uncompressed(world):
+    if world.size > 1:
+        pytest.skip("of one rank")
+    problem = Problem(1, seed=3)
+    for compressor in (hpctk.TopK(0.1), hpctk.Sign()):
+        job = Job(world, problem, SAEF(compressor, average_every=3), BASES["momentum"][0])
+        for t, wanted in enumerate(uncompressed(problem, 10, BASES["momentum"][1], FALLING)):
+            job.step(t, FALLING)
+            close(job.y(), wanted, 1e-10)
+
+
+def test_without_stepping_ahead_it_is_error_feedback(world):
+    problem = Problem(world.size, seed=3)
+    job = Job(world, problem, SAEF(hpctk.TopK(0.2), step_ahead=False))
+    other = Job(world, problem, hpctk.Mean(hpctk.TopK(0.2)))
+    for t in range(8):
+        job.step(t)
+        other.step(t)
+        # With a constant rate the residual in units of gradients is the same, divided by lr.
+        close(job.y(), other.y())
+
+
+@pytest.mark.parametrize("case", ["topk", "sign", "two-way"])
+def test_float32_and_the_same_bits_in_every_run(world, case):
+    settings, of_simulation = PAIRS[case]
+    runs = []
+    for _ in range(2):
+        job = Job(world, Problem(world.size, seed=1), SAEF(**settings), dtype=torch.float32)
+        for t in range(6):
+            job.step(t)
+            assert_same_bits(world, job.x(), "x")
+        runs.append([*job.x(), *job.y()])
+        assert runs[-1][1].dtype == np.float32
+    same(*runs)
+    wanted = SIMULATIONS["SAEF"](Problem(world.size, seed=1), 6, BASES["sgd"][1], **of_simulation)
+    close(runs[0][:4], wanted.consensus[-1], 1e-4)
+
+
+# Traps
+
+
+def test_x_starts_as_what_the_model_holds_at_the_first_step(world):
+    job = Job(world, Problem(world.size), SAEF(hpctk.TopK(0.2)))
+    with torch.no_grad():
+        for p in job.model.parameters():
+            p.fill_(3.0)
+    with job.opt.consensus():
+        assert all((a == 3).all() for a in job.y())
+    assert all((a == 3).all() for a in job.x())
+    job.step(0)
+    virtual = tensors.subtract(job.x(), mean(world, job.residuals()))
+    close(virtual, [3.0 - u for u in mean(world, job.updates)])
+
+
+def test_evaluation_is_at_x_and_training_at_y(world):
+    job = Job(world, Problem(world.size), SAEF(hpctk.Sign(min_elements=6)))
+    for t in range(2):
+        job.step(t)
+    y, x = job.y(), job.x()
+    with job.opt.consensus():
+        same(job.y(), x)
+        assert_same_bits(world, job.y(), "x")
+    same(job.y(), y)
+    close(y, tensors.subtract(x, job.residuals()), 0)
+    assert any(e.any() for e in job.residuals())
+
+
+def test_the_average_is_dense_and_counted(world):
+    n = 20_000
+    flat = FixedProblem([np.ones(n)] * world.size, [np.linspace(1, 2, n)] * world.size, np.zeros(n))
+    job = Job(world, flat, SAEF(hpctk.TopK(0.001), average_every=3), dtype=torch.float32, schedule="ring")
+    sent = [0]
+    for t in range(6):
+        job.step(t)
+        sent.append(job.opt.stats.sent_bytes)
+    dense = 2 * (world.size - 1) / world.size * 4 * n
+    # Iterations 2 and 5 begin with it, so steps 1 and 4 end with it.
+    averaged = [more >= dense for more in np.diff(sent)]
+    assert averaged == ([False, True, False] * 2 if world.size > 1 else [True] * 6)
+    assert job.counts["averages"] == 2
+
+
+def test_two_ways_of_signs_move_one_bit_each_way(world):
+    shapes = [(1003,), (200, 251), (3, 5, 7, 11), (50_000,)]
+    job = Job(
+        world, Problem(world.size, shapes=shapes), SAEF(hpctk.Sign(), hpctk.Sign()), dtype=torch.float32
+    )
+    job.step(0)
+    before = job.opt.stats.sent_bytes
+    job.step(1)
+    n = sum(a.size for a in job.y())
+    each_way = 8 * (job.opt.stats.sent_bytes - before) / n / 2
+    assert each_way <= 1.1
+    if world.size > 1:
+        assert each_way >= (world.size - 1) / world.size - 0.01
+    assert_same_bits(world, job.x(), "x")
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize("case", ["topk", "two-way"])
+def test_a_bad_gradient_on_one_rank(world, case, policy):
+    job = Job(
+        world,
+        Problem(world.size, seed=4),
+        SAEF(**PAIRS[case][0]),
+        BASES["adam"][0],
+        on_bad_gradient=policy,
+    )
+    job.step(0)
+    job.step(1)
+    bad, before, counts = world.size - 1, job.everything(), dict(job.counts)
+
+    def spoil(job):
+        if world.rank == bad:
+            job.model.tensors[2].grad[1, 2] = float("nan")
+
+    if policy == "raise":
+        with pytest.raises(HpctkError, match=f"rank {bad}: the gradient of 'tensors.2' is NaN or infinite"):
+            job.step(2, spoil=spoil)
+    else:
+        job.step(2, spoil=spoil)
+    assert job.everything() == before
+    assert job.counts == counts | {"skipped_steps": 1}
+    job.step(3)
+    assert job.everything() != before
+    assert_same_bits(world, job.x(), "x")
+
+
+@pytest.mark.parametrize("case", ["topk", "sign", "two-way"])
+def test_an_update_beyond_range_is_everyones_error(world, case):
+    """Gradients are finite, but the update of one rank is not: x stays, and so do the parameters."""
+    job = Job(world, Problem(world.size, seed=4), SAEF(**PAIRS[case][0]))
+    job.step(0)
+    x = job.x()
+    bad = world.size - 1
+    if world.rank == bad:
+        job.opt.param_groups[0]["lr"] = float("inf")
+    with pytest.raises(PeerError, match=f"compressing failed on rank {bad}.*is NaN or infinite"):
+        job.step(1)
+    same(job.x(), x)
+    assert all(np.isfinite(a).all() for a in job.y())
+
+
+def test_what_is_done_to_the_parameters_between_steps_travels(world):
+    job = Job(world, Problem(world.size, seed=4), SAEF(hpctk.Identity()))
+    job.step(0)
+    with torch.no_grad():
+        for p in job.model.parameters():
+            p.clamp_(-0.1, 0.1)
+    y = job.y()
+    job.step(1)
+    close(job.x(), tensors.subtract(y, mean(world, job.updates)))
+
+
+class Layers(torch.nn.Module):
+    """Batch norm, and a channels-last convolution, whose elements do not lie in C order."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).sigmoid().square().mean()
+
+
+@pytest.mark.parametrize("server", [None, hpctk.Sign()], ids=["one way", "two ways"])
+def test_layouts_accumulation_and_unused_parameters(world, server):
+    torch.manual_seed(world.rank)
+    model, plain = Layers(), Layers()
+    opt = hpctk.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), SAEF(hpctk.Sign(), server), model=model
+    )
+    plain.load_state_dict(model.state_dict())
+    plain.conv = plain.conv.to(memory_format=torch.contiguous_format)
+    # The same model in another layout: the same bits.
+    other = hpctk.DistributedOptimizer(
+        torch.optim.SGD(plain.parameters(), lr=0.1), SAEF(hpctk.Sign(), server), model=plain
+    )
+    unused = model.unused.weight.detach().clone()
+    for _ in range(3):
+        batches = [torch.randn(5, 3, 6, 6) for _ in range(2)]
+        opt.zero_grad()
+        for batch in batches:
+            model(batch).backward()
+        other.zero_grad()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            q.grad = None if p.grad is None else p.grad.contiguous().clone()
+        opt.step()
+        other.step()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(p, q)
+        with opt.consensus():
+            assert_same_bits(world, [p.detach().numpy() for p in model.parameters()], "x")
+    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert not torch.equal(model.unused.weight, unused), "sign(0) is +1, and the residual remembers it"
+
+
+# Uneven data, and checkpoints
+
+
+@pytest.mark.parametrize("case", ["topk", "two-way"])
+def test_residuals_of_a_rank_without_data_still_flow(world, case):
+    last = [3 + k for k in range(world.size)]
+    job = Job(world, Problem(world.size, seed=8), SAEF(**PAIRS[case][0]), BASES["momentum"][0])
+    virtual = job.y()
+    total = [np.zeros_like(a) for a in virtual]
+    with job.opt.join():
+        for t in range(last[world.rank]):
+            job.step(t)
+            total = tensors.add(total, job.updates)
+    assert job.opt.stats.steps == max(last) == job.counts["rounds"]
+    s = tensors.unflatten(server_residual(world, job), [a.shape for a in virtual])
+    end = tensors.subtract(tensors.subtract(job.x(), s), mean(world, job.residuals()))
+    close(end, tensors.subtract(virtual, mean(world, total)))
+    assert_same_bits(world, job.x(), "x")
+    job.step(20)
+    assert_same_bits(world, job.x(), "x")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [PAIRS["two-way"][0], PAIRS["topk-topk"][0], ANY["randomk-qsgd"], ANY["powersgd"]],
+    ids=["two-way", "topk-topk", "randomk-qsgd", "powersgd-sign"],
+)
+def test_goes_on_from_a_checkpoint_bit_for_bit(world, settings):
+    problem, base = Problem(world.size, seed=2), BASES["adam"][0]
+    whole = Job(world, problem, SAEF(**settings), base)
+    for t in range(4):
+        whole.step(t)
+    saved = copy.deepcopy([whole.opt.state_dict(), whole.opt.local_state_dict()])
+    other = Job(world, problem, SAEF(**settings), base)
+    other.opt.load_state_dict(saved[0])
+    other.opt.load_local_state_dict(saved[1])
+    # x and the residuals say what the parameters are.
+    same(other.y(), whole.y())
+    for t in range(4, 8):
+        whole.step(t)
+        other.step(t)
+    same(whole.y(), other.y())
+    assert list(flat_bytes(whole.opt.local_state_dict())) == list(flat_bytes(other.opt.local_state_dict()))
+
+
+def test_a_state_of_another_model_is_refused(world):
+    job = Job(world, Problem(world.size), SAEF(hpctk.TopK(0.2)))
+    other = Job(world, Problem(world.size, shapes=[(), (5,), (4, 3), (2, 2, 2)]), SAEF(hpctk.TopK(0.2)))
+    with pytest.raises(TensorError, match=r"x of 'tensors.2': torch.float64 \(4, 3\) was saved"):
+        job.opt.load_local_state_dict(other.opt.local_state_dict())
+
+
+def test_one_object_may_be_worker_and_server(world):
+    both = hpctk.QSGD(6, bucket=8)
+    runs = []
+    for compressor, server in [(both, both), (hpctk.QSGD(6, bucket=8), hpctk.QSGD(6, bucket=8))]:
+        job = Job(world, Problem(world.size, seed=2), SAEF(compressor, server))
+        for t in range(4):
+            job.step(t)
+            assert_same_bits(world, job.x(), "x")
+        runs.append(job.x())
+    same(*runs)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"compressor": None},
+        {"compressor": "topk"},
+        {"server": 3},
+        {"server": hpctk.PowerSGD(1)},
+        {"average_every": -1},
+        {"average_every": 2.0},
+        {"average_every": True},
+        {"step_ahead": 1},
+    ],
+    ids=str,
+)
+def test_wrong_settings(wrong):
+    with pytest.raises(SettingError, match=f"{next(iter(wrong))}="):
+        SAEF(**{"compressor": hpctk.Sign(), **wrong})
+
+
+def test_signs_that_spare_different_tensors(world):
+    with pytest.raises(SettingError, match="spare the same tensors"):
+        Job(world, Problem(world.size), SAEF(hpctk.Sign(min_elements=6), hpctk.Sign()))

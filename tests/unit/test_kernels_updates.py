@@ -1,0 +1,54 @@
+"""The passes that update methods make over a model, against plain numpy."""
+
+import numpy as np
+import pytest
+
+from hpctk.kernels import updates
+
+
+def rows(count, n, dtype):
+    return [np.random.default_rng(k).standard_normal(n).astype(dtype) for k in range(count)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [0, 1, 1000, 300_001])
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_move_and_write(dtype, n, moves, ahead):
+    point, move, residual, out = rows(4, n, dtype)
+    wanted = point - move if moves else point.copy()
+    written = wanted - residual if ahead else wanted
+    kept = residual.copy()
+    updates.move_and_write(point, move, residual, out, moves=moves, ahead=ahead, threads=3)
+    assert np.array_equal(point, wanted)
+    assert np.array_equal(out, written)
+    assert np.array_equal(move, written)
+    assert np.array_equal(residual, kept)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [0, 1, 1000, 300_001])
+def test_squared_distance(dtype, n):
+    a, b = rows(2, n, dtype)
+    assert updates.squared_distance(a, b, threads=3) == pytest.approx(
+        float(np.square(a - b, dtype=np.float64).sum()), rel=1e-12
+    )
+    assert updates.squared_distance(a, None) == pytest.approx(
+        float(np.square(a, dtype=np.float64).sum()), rel=1e-12
+    )
+    assert updates.squared_distance(a, a) == 0
+
+
+def test_squares_of_float32_do_not_overflow():
+    large = np.full(3, 1e30, np.float32)
+    assert updates.squared_distance(large, -large) == pytest.approx(1.2e61, rel=1e-6)
+    bad = np.array([1, np.nan], np.float32)
+    assert np.isnan(updates.squared_distance(bad, None))
+
+
+def test_lengths_must_fit():
+    a, b = rows(2, 5, np.float32)
+    with pytest.raises(ValueError, match="5 and 4 elements"):
+        updates.squared_distance(a, b[:4])
+    with pytest.raises(ValueError, match="5, 5, 5 and 4 elements"):
+        updates.move_and_write(a, b, a.copy(), b[:4], moves=True, ahead=True)
