@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import bits, indices, merge, select
+from hpctk.kernels import bits, indices, merge, select, updates
 
 
 def warm() -> None:
@@ -27,6 +27,9 @@ def warm() -> None:
         signs = bits.pack_signs(values)
         bits.unpack_signs(signs, 64, 1.0, np.dtype(dtype))
         bits.add_signs(signs, 64, 1.0, values)
+        updates.squared_distance(values, None)
+        updates.squared_distance(values, values)
+        updates.move_and_write(*(values.copy() for _ in range(4)), moves=True, ahead=True)
 
 
 if __name__ == "__main__":

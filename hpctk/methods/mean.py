@@ -112,11 +112,13 @@ class MeanRun(GradientRun):
         return gather_rows(self.replica.world, np.array([norm]))[:, 0]
 
     def apply(self) -> None:
-        """Step on the mean, clipped where that was asked for."""
+        """Step on the mean, clipped where that was asked for. Collective over the communicator then."""
         if self._clipping is None:
             self.replica.base.step()
             return
-        norm = global_norm([gradient for gradient in self.replica.gradients() if gradient is not None])
+        mine = global_norm([gradient for gradient in self.replica.gradients() if gradient is not None])
+        # Of rank 0 for all: with another number of threads the same sum may round otherwise.
+        norm = float(gather_rows(self.replica.world, np.array([mine]))[0, 0])
         with scaled_rates(self.replica.base, self._clipping.factor(norm)):
             self.replica.base.step()
 

@@ -184,17 +184,6 @@ class Replica:
         """Return copies of the parameters, contiguous."""
         return [value.clone(memory_format=torch.contiguous_format) for value in self.values]
 
-    def local_update(self) -> list[torch.Tensor]:
-        """Return what the base optimizer would subtract from the parameters, which stay as they are.
-
-        Its state moves on as in any step. Parameters without a gradient get zeros.
-        """
-        before = self.copies()
-        self.base.step()
-        update = torch._foreach_sub(before, self.values)
-        self.load(before)
-        return list(update)
-
 
 def _numbers(items: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers, and tuples of numbers, of a group or of a parameter's state."""

@@ -147,7 +147,9 @@ def _window(here: World) -> _Window:
 
 
 def _on_free(comm: MPI.Comm, keyval: int, kept: _Window) -> None:
-    kept.free()
+    # At exit the ranks leave at different times, and some without freeing anything: this would wait for them.
+    if not _stop.is_set():
+        kept.free()
 
 
 _stop = threading.Event()

@@ -64,7 +64,10 @@ def test_the_same_with_and_without(world, name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_gradients_that_some_ranks_or_all_lack(world, name):
+def test_gradients_that_some_ranks_or_all_lack(world, name, request):
+    if name == "AdaCons by layers":
+        reason = "adacons.py: by buckets, the momentum of a tensor that no rank has a gradient of decays"
+        request.applymarker(pytest.mark.xfail(reason=reason))
     model, opt = run(world, True, METHODS[name](), model=Branches(), loss=branched_loss)
     plain, other = run(world, False, METHODS[name](), model=Branches(), loss=branched_loss)
     assert_alike(model, plain)
@@ -308,6 +311,28 @@ def test_two_optimizers_on_halves_of_a_model(world, name, both):
         return model
 
     assert_alike(train(True), train(False))
+
+
+def test_what_two_optimizers_send_is_counted_for_each(world, request):
+    """Buckets of one may come home while the other lets the engine make progress."""
+    request.applymarker(
+        pytest.mark.xfail(reason="engine.py tells those who listen when a call ends, not when it began")
+    )
+
+    def sent(numbers):
+        model = net()
+        opts = [
+            wrapped(model, base=sgd(model[i].parameters()), overlap=True, schedule="ring") for i in numbers
+        ]
+        for t in range(5):
+            for opt in opts:
+                opt.zero_grad()
+            loss_of(model, world.rank, t).backward()
+            for opt in opts:
+                opt.step()
+        return [opt.stats.sent_bytes for opt in opts]
+
+    assert sent([0, 2]) == sent([0]) + sent([2])
 
 
 def test_hooks_do_not_keep_a_model_alive(world):
