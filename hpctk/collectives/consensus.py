@@ -15,7 +15,7 @@ the parts and the result, at most 2 copies of the gradient. Inner products are s
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,10 +137,18 @@ class Part:
         )
 
 
-def finish(parts: Sequence[Part], groups: int, state: ConsensusState, momentum: float, scale: str) -> None:
+def finish(
+    parts: Sequence[Part],
+    groups: int,
+    state: ConsensusState,
+    momentum: float,
+    scale: str,
+    absent: Collection[int] = (),
+) -> None:
     """Replace the gradients of all parts by their consensus aggregate.
 
-    Collective over the communicator. In place. `groups` is the number of groups in the whole model.
+    Collective over the communicator. In place. `groups` is the number of groups in the whole model; those that
+    are `absent` come out as zeros, and leave no trace in `state`.
     """
     here = parts[0].here
     total = np.zeros((2, groups, here.size))
@@ -148,7 +156,9 @@ def finish(parts: Sequence[Part], groups: int, state: ConsensusState, momentum: 
         total[:, part.members] += part.products()
     inner, squared = _sum_over_ranks(engine_of(here), here, total)
     weights = [
-        consensus_weights.weights(inner[g], squared[g], state, g, momentum=momentum, scale=scale)
+        np.zeros(here.size)
+        if g in absent
+        else consensus_weights.weights(inner[g], squared[g], state, g, momentum=momentum, scale=scale)
         for g in range(groups)
     ]
     for part in parts:

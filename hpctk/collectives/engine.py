@@ -51,7 +51,7 @@ class Engine:
         self.transport = transport
         self.counter = Counter()
         self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
-        self._running: list[tuple[Work, Call]] = []
+        self._running: list[tuple[Work, Call, list[Recorder]]] = []
         self._started = 0
         self._lanes: dict[int, Work] = {}
         self._workspaces: dict[str, Any] = {}
@@ -102,7 +102,7 @@ class Engine:
         return range(lane * self._lane, (lane + 1) * self._lane)
 
     def _register(self, run: _Work, opening: Call) -> _Work:
-        self._running.append((run, opening))
+        self._running.append((run, opening, list(self.recorders)))
         self._lanes[(self._started - 1) % LANES] = run
         self._retire()
         return run
@@ -137,7 +137,7 @@ class Engine:
 
     def progress(self) -> bool:
         """Let all runs make progress; return whether any did."""
-        moved = [run.progress() for run, _ in self._running]
+        moved = [run.progress() for run, *_ in self._running]
         if any(moved):
             self._retire()
             return True
@@ -162,13 +162,13 @@ class Engine:
         # A run that is over must not keep its tensor in memory.
         self._lanes = {lane: run for lane, run in self._lanes.items() if not run.done}
         now = time.perf_counter()
-        for run, opening in done:
-            self.report(
-                Call(
-                    opening.operation, opening.schedule, opening.elements, opening.dense_bytes,
-                    run.sent_bytes, run.received_bytes, run.messages, opening.began_s, now - opening.began_s,
-                )
+        for run, opening, recorders in done:
+            call = Call(
+                opening.operation, opening.schedule, opening.elements, opening.dense_bytes,
+                run.sent_bytes, run.received_bytes, run.messages, opening.began_s, now - opening.began_s,
             )  # fmt: skip
+            for recorder in recorders:
+                recorder.record(call)
 
     def workspace(self, name: str, nbytes: int) -> Any:
         """Return memory that is kept for the next call under the same name: new pages cost more than adding."""

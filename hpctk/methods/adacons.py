@@ -104,11 +104,10 @@ class AdaConsRun(GradientRun):
         """Return the weighted sums. Collective over the communicator."""
         names = self.replica.names if self._settings.layerwise else [""]
         state = self._state(names)
-        finish(buckets, len(names), state, self._settings.momentum, self._settings.scale)
+        # A tensor without a gradient on any rank makes no step, so its momentum does not move.
+        absent = {g for g, name in enumerate(names) if self._settings.layerwise and name not in has}
+        finish(buckets, len(names), state, self._settings.momentum, self._settings.scale, absent)
         self._remember(names, state)
-        if self._settings.layerwise and self.replica.world.size > 1:
-            # A tensor without a gradient on any rank is no failure of the weights.
-            self.counts["fallbacks"] -= sum(name not in has for name in names)
         return [torch.from_numpy(part.flat) for part in buckets]
 
     def _state(self, names: list[str]) -> ConsensusState:

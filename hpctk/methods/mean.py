@@ -12,6 +12,7 @@ leaves behind is added to the next gradient (Seide et al., "1-Bit Stochastic Gra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,12 +76,14 @@ class MeanRun(GradientRun):
         self._settings = settings
         self.residuals = Residuals()
         self._clipping = Clipping(settings.clip, replica.base) if settings.clip is not None else None
-        if settings.compressor is not None:
-            settings.compressor.seat(replica.world.rank)
+        # What it remembers belongs to this model: one Mean may serve several.
+        self._compressor = deepcopy(settings.compressor)
+        if self._compressor is not None:
+            self._compressor.seat(replica.world.rank)
 
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their mean. Collective over the communicator. In place."""
-        here, compressor = self.replica.world, self._settings.compressor
+        here, compressor = self.replica.world, self._compressor
         norms = self._normalize(list(gradients.values())) if self._settings.unit_norm else None
         if compressor is None:
             dense_mean(here, list(gradients.values()), self.replica.schedule)
@@ -93,7 +96,7 @@ class MeanRun(GradientRun):
     @property
     def by_buckets(self) -> bool:
         """Whether a part can go alone: a norm needs all gradients, and compressed ones go as one message."""
-        return self._settings.compressor is None and not self._settings.unit_norm
+        return self._compressor is None and not self._settings.unit_norm
 
     def start_bucket(self, number: int, gradients: dict[str, torch.Tensor]) -> Handle:
         """Start averaging some gradients. Collective over the communicator. Not in place."""
@@ -125,12 +128,12 @@ class MeanRun(GradientRun):
     def local_state(self) -> dict[str, Any]:
         """Return the residuals, and what the compressor remembers."""
         state: dict[str, Any] = {"residuals": self.residuals.state_dict()}
-        if self._settings.compressor is not None:
-            state["compressor"] = self._settings.compressor.state_dict()
+        if self._compressor is not None:
+            state["compressor"] = self._compressor.state_dict()
         return state
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
         self.residuals.load_state_dict(state["residuals"])
-        if self._settings.compressor is not None:
-            self._settings.compressor.load_state_dict(state["compressor"])
+        if self._compressor is not None:
+            self._compressor.load_state_dict(state["compressor"])

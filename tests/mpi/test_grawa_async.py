@@ -13,12 +13,20 @@ from simulation.problem import Problem
 
 import hpctk
 from hpctk.errors import HpctkError
-from hpctk.methods import tickets
+from hpctk.methods import shared_word as words
 from hpctk.methods.grawa import LGRAWA, MGRAWA
-from hpctk.methods.tickets import SharedWord, Tickets, meaning
+from hpctk.methods.shared_word import ServedWord, WindowWord
+from hpctk.methods.tickets import Tickets, meaning
 
 METHODS = {"MGRAWA": MGRAWA, "LGRAWA": LGRAWA}
 both = pytest.mark.parametrize("name", METHODS)
+
+
+@pytest.fixture(params=[WindowWord, ServedWord], ids=["window", "served"])
+def word(request, monkeypatch):
+    """The counter of one node, and that of many."""
+    monkeypatch.setattr("hpctk.methods.tickets.shared_word", request.param)
+    return request.param
 
 
 class Trainee:
@@ -77,7 +85,7 @@ def test_ticket_pattern(size, period):
     assert found == grawa.tickets([k for _ in range(3 * (period + 1)) for k in range(size)], size, period)
 
 
-def test_tickets_are_given_once_each(world):
+def test_tickets_are_given_once_each(world, word):
     period, mine = 50, []
     machine = Tickets(world, period)
     for cycle in range(3):
@@ -93,8 +101,8 @@ def test_tickets_are_given_once_each(world):
     assert sorted(map(int, every)) == list(range(3 * world.size * (period + 1)))
 
 
-def test_words_are_apart(world):
-    first, second = SharedWord(world), SharedWord(world)
+def test_words_are_apart(world, word):
+    first, second = word(world), word(world)
     for _ in range(10):
         first.add(1)
     second.add(5)
@@ -103,9 +111,38 @@ def test_words_are_apart(world):
     world.barrier()
 
 
+def test_a_word_may_be_asked_for_before_rank_0_has_made_it(world):
+    if world.rank == 0:
+        ServedWord(world)  # the desk, which is made together
+        time.sleep(0.2)
+    else:
+        ServedWord(world)
+    late = ServedWord(world)
+    late.add(1)
+    world.barrier()
+    assert late.add(0) == world.size
+    world.barrier()
+
+
+def test_freeing_the_communicator_frees_the_words(world, comm, word):
+    copy = comm.Dup()
+    here = hpctk.world.world(copy)
+    kept = word(here)
+    kept.add(1)
+    here.barrier()
+    assert kept.add(0) == world.size
+    here.barrier()
+    copy.Free()
+
+
+def test_ranks_of_one_node_use_memory(world):
+    wanted = WindowWord if len(world.nodes) == 1 else ServedWord
+    assert isinstance(words.shared_word(world), wanted)
+
+
 @both
 @pytest.mark.parametrize("base", ["nesterov", "adam"])
-def test_a_run_is_replayed_by_the_simulation(world, name, base):
+def test_a_run_is_replayed_by_the_simulation(world, name, base, word):
     def falling(t):
         return 0.05 / (1 + 0.2 * t)
 
@@ -147,7 +184,7 @@ def test_with_period_one_it_is_the_synchronous_method(world, name):
 
 
 @pytest.mark.parametrize("slow", ["first", "last"])
-def test_slow_ranks_take_fewer_steps(world, slow):
+def test_slow_ranks_take_fewer_steps(world, slow, word):
     trainee = Trainee(world, MGRAWA(period=8, asynchronous=True))
     lame = world.rank == (0 if slow == "first" else world.size - 1)
     while trainee.rounds < 3:
@@ -177,7 +214,7 @@ def test_time_budget_ends_all_ranks_together(world):
 
 
 @both
-def test_uneven_data(world, name):
+def test_uneven_data(world, name, word):
     """Two epochs of join: rank r has 5r, then 5(N-r) batches; whoever is through keeps the rounds going."""
     trainee = Trainee(world, METHODS[name](period=4, asynchronous=True))
     before = 0
@@ -218,7 +255,7 @@ def test_nobody_has_data(world):
     np.testing.assert_allclose(trainee.model.arrays()[1], start[1], rtol=0, atol=1e-15)
 
 
-def test_time_budget_with_uneven_data(world):
+def test_time_budget_with_uneven_data(world, word):
     trainee = Trainee(world, MGRAWA(period=2, asynchronous=True, time_budget_s=0.2))
     with trainee.opt.join():
         while not trainee.opt.finished and (world.rank == 0 or trainee.steps < 3):
@@ -253,38 +290,50 @@ def test_a_bad_gradient_is_skipped(world):
     assert trainee.opt.stats.counts["skipped_steps"] == 1
 
 
-def progress_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "hpctk ticket progress"]
+def word_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "hpctk shared word"]
 
 
-def test_progress_thread_lives_as_long_as_the_run(world):
+def test_the_thread_lives_as_long_as_the_runs(world, word):
     gc.collect()
+    time.sleep(0.05)
+    assert not word_threads()
     trainee = Trainee(world, MGRAWA(asynchronous=True))
-    assert bool(progress_threads()) == (world.rank == 0 and world.size > 1)
-    thread = progress_threads()[0] if progress_threads() else None
+    assert len(word_threads()) == (word is ServedWord and world.rank == 0 and world.size > 1)
+    another = Trainee(world, MGRAWA(asynchronous=True))
+    assert len(word_threads()) <= 1
     used = time.process_time()
     time.sleep(0.3)
-    assert time.process_time() - used < 0.15
+    assert time.process_time() - used < 0.1
     trainee.run.tickets = None
-    if thread is not None:
-        gc.collect()
+    gc.collect()
+    time.sleep(0.05)
+    assert bool(word_threads()) == (word is ServedWord and world.rank == 0 and world.size > 1)
+    another.run.tickets = None
+    gc.collect()
+    for thread in word_threads():
         thread.join(2)
-        assert thread not in progress_threads()
+    assert not word_threads()
 
 
-def test_without_thread_support_rank_0_warns_once(world, monkeypatch):
-    monkeypatch.setattr(tickets.MPI, "Query_thread", lambda: tickets.MPI.THREAD_SERIALIZED)
-    monkeypatch.setattr(tickets, "_warned", False)
+def test_without_threads_rank_0_warns_and_answers_when_it_can(world, comm, monkeypatch):
+    monkeypatch.setattr(words.MPI, "Query_thread", lambda: words.MPI.THREAD_SERIALIZED)
+    copy = comm.Dup()
+    here = hpctk.world.world(copy)
     if world.rank == 0 and world.size > 1:
         with pytest.warns(RuntimeWarning, match="MPI_THREAD_MULTIPLE"):
-            word = SharedWord(world)
+            word = ServedWord(here)
     else:
-        word = SharedWord(world)
+        word = ServedWord(here)
+    assert not word_threads()
     word.add(1)
-    SharedWord(world)
-    world.barrier()
-    assert word.add(0) == world.size
-    world.barrier()
+    # Waiting for the others, rank 0 answers them.
+    here.barrier()
+    word.add(1)
+    here.barrier()
+    assert word.add(0) == 2 * world.size
+    here.barrier()
+    copy.Free()
 
 
 def test_a_probe_and_tickets_go_together(world):

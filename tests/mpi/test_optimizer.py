@@ -528,7 +528,6 @@ def test_two_optimizers_on_halves_of_a_model(world, with_model):
     assert_alike(model, twin)
 
 
-@pytest.mark.xfail(reason="mean.py: the method's compressor keeps its state in the settings")
 @pytest.mark.parametrize("text", ["randomk:0.5", "qsgd:4"])
 def test_one_method_object_may_serve_two_optimizers(world, text):
     from hpctk.compressors import by_name

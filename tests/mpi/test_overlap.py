@@ -64,10 +64,7 @@ def test_the_same_with_and_without(world, name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_gradients_that_some_ranks_or_all_lack(world, name, request):
-    if name == "AdaCons by layers":
-        reason = "adacons.py: by buckets, the momentum of a tensor that no rank has a gradient of decays"
-        request.applymarker(pytest.mark.xfail(reason=reason))
+def test_gradients_that_some_ranks_or_all_lack(world, name):
     model, opt = run(world, True, METHODS[name](), model=Branches(), loss=branched_loss)
     plain, other = run(world, False, METHODS[name](), model=Branches(), loss=branched_loss)
     assert_alike(model, plain)
@@ -313,11 +310,8 @@ def test_two_optimizers_on_halves_of_a_model(world, name, both):
     assert_alike(train(True), train(False))
 
 
-def test_what_two_optimizers_send_is_counted_for_each(world, request):
+def test_what_two_optimizers_send_is_counted_for_each(world):
     """Buckets of one may come home while the other lets the engine make progress."""
-    request.applymarker(
-        pytest.mark.xfail(reason="engine.py tells those who listen when a call ends, not when it began")
-    )
 
     def sent(numbers):
         model = net()
