@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from hpctk import buffers
-from hpctk.buffers import DTYPES
 from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.gather_messages import gather_messages
@@ -35,6 +34,9 @@ from hpctk.schedules import ring
 from hpctk.world import World
 
 Tensors = Mapping[str, torch.Tensor]
+
+#: From this size on a tensor is reduced where it lies: it fills the network by itself, and copying it costs more.
+LARGE_BYTES = 2**20
 
 
 def compressed_mean(
@@ -88,10 +90,13 @@ def dense_sum(here: World, tensors: list[torch.Tensor], schedule: str = "auto") 
 def _dense(here: World, tensors: list[torch.Tensor], op: str, schedule: str) -> None:
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        if tensor.numel() * tensor.element_size() >= LARGE_BYTES and tensor.is_contiguous():
+            reduce_in_place(here, tensor.view(-1), buffers.dtype_of(tensor), op, schedule)
+        else:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
     for alike in by_dtype.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=_room(here, alike))
-        reduce_in_place(here, flat, DTYPES[buffers.dtype_of(flat).name], op, schedule)
+        reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
         parts = flat.split([tensor.numel() for tensor in alike])
         torch._foreach_copy_(alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)])
 
@@ -106,7 +111,7 @@ def _room(here: World, alike: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _mean(here: World, flat: torch.Tensor, schedule: str) -> torch.Tensor:
-    reduce_in_place(here, flat, DTYPES[buffers.dtype_of(flat).name], "mean", schedule)
+    reduce_in_place(here, flat, buffers.dtype_of(flat), "mean", schedule)
     return flat
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.methods.clipping import Clipping, check_clip
 from hpctk.methods.method import Method, scaled_rates
 from hpctk.methods.model_run import ModelRun
@@ -69,7 +70,7 @@ class CelgcRun(ModelRun):
 
     def average(self) -> None:
         """Replace the parameters by their mean over the workers. Collective over the communicator."""
-        self.replica.load(self.mean_parameters())
+        dense_mean(self.replica.world, self.replica.values, self.replica.schedule)
 
     def local_state(self) -> dict[str, Any]:
         """Return where in its period this rank is, and the bound that was fixed at the start."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.methods.method import Method
 from hpctk.methods.model_run import ModelRun
 from hpctk.methods.period import check_period
@@ -44,7 +45,7 @@ class LocalSgdRun(ModelRun):
 
     def average(self) -> None:
         """Replace the parameters by their mean over the workers. Collective over the communicator."""
-        self.replica.load(self.mean_parameters())
+        dense_mean(self.replica.world, self.replica.values, self.replica.schedule)
 
     def local_state(self) -> dict[str, Any]:
         """Return where in its period this rank is."""
