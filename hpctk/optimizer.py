@@ -123,6 +123,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         self._counter = Counter()
         self._steps = 0
+        self._joining = False
         release(trained.values())
         with self._counting():
             self._run = method.begin(self._replica)
@@ -213,7 +214,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Let the model hold what the method wants evaluated, on every rank; afterwards what it held before.
 
         Collective over the communicator at its beginning. With `model`, floating point buffers are averaged too.
+        Not inside `join`, where a rank that has run out of data could not take part.
         """
+        if self._joining:
+            raise HpctkError(
+                "consensus() inside join(): ranks that have run out of data would not come. Evaluate after the block."
+            )
         replica = self._replica
         kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
         with self._counting():
@@ -238,7 +244,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         method the ranks that were through then take over what a rank holds that was not: its loop may have
         clipped gradients and stepped schedulers that they know nothing of.
         """
-        yield
+        self._joining = True
+        try:
+            yield
+        finally:
+            self._joining = False
         with self._counting():
             idle = self._run.idle if self._overlap is None else self._overlap.idle
             while idle():
@@ -263,7 +273,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Load what `state_dict` returned."""
         self._base.load_state_dict(state_dict)
 
-    # For hpctk/checkpoints, beyond the public face: replica, run, between_steps, counters, load_counters.
+    # For hpctk/checkpoints, beyond the public face: replica, run, joining, between_steps, counters, load_counters.
 
     @property
     def replica(self) -> Replica:
@@ -274,6 +284,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def run(self) -> Run:
         """The method at work."""
         return self._run
+
+    @property
+    def joining(self) -> bool:
+        """Whether this rank is inside `join`."""
+        return self._joining
 
     @property
     def between_steps(self) -> bool:
@@ -393,7 +408,13 @@ def _digest(
     items.append(("optimizer", type(optimizer._base).__name__))
     for number, group in enumerate(optimizer.param_groups):
         items += [(f"{key} of group {number}", value) for key, value in group.items() if key != "params"]
+    # Where a parameter stands decides its learning rate, and what a loaded state means.
+    places = {
+        id(parameter): f" in group {number}, number {place}"
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+    }
     for name, tensor in (*parameters.items(), *buffers.items()):
         trained = " trained" if name in optimized and tensor.requires_grad else ""
-        items.append((name, f"{tensor.dtype} {tuple(tensor.shape)}{trained}"))
+        items.append((name, f"{tensor.dtype} {tuple(tensor.shape)}{trained}{places.get(id(tensor), '')}"))
     return items

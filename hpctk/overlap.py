@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from functools import partial
-from itertools import count
 from typing import Any
 from weakref import ref
 
@@ -35,8 +34,6 @@ BUCKET_BYTES = 4 * 2**20
 
 #: The hook on each parameter, of the optimizer that was made last.
 _hooks: MutableMapping[torch.Tensor, RemovableHandle] = WeakTensorKeyDictionary()
-#: Numbers of the buckets that are under way, of any optimizer.
-_numbers: set[int] = set()
 
 
 class Overlap:
@@ -55,8 +52,8 @@ class Overlap:
         self._buckets = _buckets(self._replica.parameters)
         self._home = {i: b for b, bucket in enumerate(self._buckets) for i in bucket}
         self._paused = False
-        #: Numbers of this model's buckets under way.
-        self._mine: set[int] = set()
+        # A bucket starts in backward on one rank and in step() on another; meanwhile other collectives may start.
+        self._lanes = engine_of(self._replica.world).reserve(len(self._buckets))
         self._reset()
         run.bring_home = self.finish
         for i, parameter in enumerate(self._replica.parameters):
@@ -84,8 +81,6 @@ class Overlap:
         #: The gradients that have arrived, as they were.
         self._arrived: dict[int, tuple[torch.Tensor, int]] = {}
         self._started: list[Any] = []
-        _numbers.difference_update(self._mine)
-        self._mine = set()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -115,10 +110,7 @@ class Overlap:
     def _start(self) -> None:
         """Start the next bucket. Collective over the communicator."""
         gradients = {self._replica.names[i]: self._sent(i) for i in self._buckets[len(self._started)]}
-        number = next(n for n in count(1) if n not in _numbers)
-        _numbers.add(number)
-        self._mine.add(number)
-        self._started.append(self._run.start_bucket(number, gradients))
+        self._started.append(self._run.start_bucket(self._lanes[len(self._started)], gradients))
 
     def _sent(self, i: int) -> torch.Tensor:
         """Return the gradient to send: nothing for one that is bad; that it is, all ranks hear in step()."""

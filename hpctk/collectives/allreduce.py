@@ -92,15 +92,20 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
     return start_in_place(here, tensor, dtype, op, schedule).wait()
 
 
-def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: str) -> Handle:
+def start_in_place(
+    here: World, tensor: Any, dtype: Dtype, op: str, schedule: str, lane: int | None = None
+) -> Handle:
     """Start replacing `tensor`, which all ranks know to be alike, by its reduction.
 
-    Collective over the communicator. In place; waiting returns `tensor`.
+    Collective over the communicator. In place; waiting returns `tensor`. With a reserved `lane` of the engine ranks
+    may start it in different orders; MPI's own all-reduce cannot do that, a plan is taken instead.
     """
     nbytes = _nbytes(tensor, dtype)
     chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
-    if chosen == "mpi":
+    if chosen == "mpi" and lane is None:
         return _start_mpi(here, tensor, dtype, op)
+    if chosen == "mpi":
+        chosen = "recursive_doubling" if nbytes <= FEW_BYTES else "ring"
     plan = auto.plan_for(here, "allreduce", nbytes, chosen)
     flat = here.door.enter(tensor)
 
@@ -110,7 +115,7 @@ def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: st
 
     parts = elements(flat, dtype, op, here.size)
     segment_bytes = auto.machine(here).segment_bytes
-    return engine_of(here).handle(plan, parts, finish, segment_bytes=segment_bytes)
+    return engine_of(here).handle(plan, parts, finish, segment_bytes=segment_bytes, lane=lane)
 
 
 def _start_mpi(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:

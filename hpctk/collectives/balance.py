@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 
-#: Samples of each rank: a range is too full by at most its ranks over so many.
-FEWEST, MOST = 64, 256
+#: Samples of each rank: a range is too full by at most the ranks over so many, usually by far less.
+SAMPLES = 64
 
 
-def sample(indices: Any, ranks: int) -> Any:
+def sample(indices: Any) -> Any:
     """Return what a rank shows of its ascending indices: how many it has, then evenly spaced ones of them."""
-    count = min(max(FEWEST, 4 * ranks), MOST)
-    row = np.zeros(1 + count, np.int64)
+    row = np.zeros(1 + SAMPLES, np.int64)
     row[0] = len(indices)
     if len(indices):
-        row[1:] = indices[(2 * np.arange(count) + 1) * len(indices) // (2 * count)]
+        row[1:] = indices[(2 * np.arange(SAMPLES) + 1) * len(indices) // (2 * SAMPLES)]
     return row
 
 

@@ -24,7 +24,8 @@ from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.gather_messages import gather_messages
 from hpctk.collectives.sparse_allreduce import reduce_pairs
-from hpctk.compressors.compressor import Compressor
+from hpctk.compressors import finite
+from hpctk.compressors.compressor import Compressor, refuse
 from hpctk.compressors.packet import Packet
 from hpctk.compressors.power_sgd import PowerSGD
 from hpctk.compressors.residuals import Residuals
@@ -115,14 +116,28 @@ def _mean(here: World, flat: torch.Tensor, schedule: str) -> torch.Tensor:
     return flat
 
 
+def check_sums(here: World, tensors: Tensors, residuals: Residuals | None) -> None:
+    """Raise on all ranks where a tensor, or its sum with its residual, is not finite on one of them.
+
+    Collective over the communicator. Before anything is taken out of a residual: otherwise what the healthy ranks
+    have taken would never be sent.
+    """
+    with here.shared_errors("compressing"):
+        for name, tensor in tensors.items():
+            if residuals is None:
+                bad = finite.first_bad(tensor.reshape(-1))
+            else:
+                bad = finite.first_bad_sum(residuals.of(name, tensor).view(-1), tensor.reshape(-1))
+            refuse(bad, tensor.numel(), name)
+
+
 def _packets(
     here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None
 ) -> dict[str, Packet]:
-    # A sum with its residual may overflow on one rank: all ranks must hear of it.
-    with here.shared_errors("compressing"):
-        if residuals is None:
-            return {name: compressor.compress(tensor, name) for name, tensor in tensors.items()}
-        return {name: residuals.feed(compressor, name, tensor) for name, tensor in tensors.items()}
+    check_sums(here, tensors, residuals)
+    if residuals is None:
+        return {name: compressor.compress(tensor, name) for name, tensor in tensors.items()}
+    return {name: residuals.feed(compressor, name, tensor) for name, tensor in tensors.items()}
 
 
 def _summed(
@@ -172,12 +187,12 @@ def _selected(
     """Return the elements that are sent, of all tensors laid one after the other."""
     indices, values = [], []
     dtype = index_dtype(int(edges[-1]))
-    with here.shared_errors("compressing"):
-        for start, (name, tensor) in zip(edges, tensors.items(), strict=False):
-            residual = None if residuals is None else residuals.of(name, tensor)
-            found, taken = compressor.select(tensor, residual, name)
-            indices.append(_host(found).astype(dtype) + dtype.type(start))
-            values.append(_wide(_host(taken), tensor.dtype))
+    check_sums(here, tensors, residuals)
+    for start, (name, tensor) in zip(edges, tensors.items(), strict=False):
+        residual = None if residuals is None else residuals.of(name, tensor)
+        found, taken = compressor.select(tensor, residual, name)
+        indices.append(_host(found).astype(dtype) + dtype.type(start))
+        values.append(_wide(_host(taken), tensor.dtype))
     return np.concatenate(indices), np.concatenate(values)
 
 
@@ -209,11 +224,14 @@ def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any) -> 
 def _own(
     here: World, tensors: Tensors, compressor: PowerSGD, residuals: Residuals | None, schedule: str
 ) -> None:
-    if residuals is None:
-        inputs = {name: tensor.clone() for name, tensor in tensors.items()}
-    else:
-        inputs = {name: residuals.of(name, tensor) for name, tensor in tensors.items()}
-        torch._foreach_add_(list(inputs.values()), list(tensors.values()))
+    check_sums(here, tensors, residuals)
+    inputs = {name: tensor.clone() for name, tensor in tensors.items()}
+    if residuals is not None:
+        kept = {name: residuals.of(name, tensor) for name, tensor in tensors.items()}
+        torch._foreach_add_(list(inputs.values()), list(kept.values()))
     means = compressor.aggregate(inputs, lambda flat: _mean(here, flat, schedule))
+    # Only now: an aggregate that refuses must leave the residuals as they were.
     for name, tensor in tensors.items():
         tensor.copy_(means[name])
+        if residuals is not None:
+            kept[name].copy_(inputs[name])

@@ -101,17 +101,26 @@ class Part:
         The bounds of the groups of elements that share weights.
     members : sequence of int
         For each group its number in the whole model, all different: groups of several parts may be one.
-    number : int
-        Of this part, among those under way at once.
+    room : uint8 array, optional
+        `room_bytes` of memory for the parts; needed where several are under way at once.
+    lane : int, optional
+        Reserved at the engine, where ranks may start parts in different orders.
     """
 
     def __init__(
-        self, here: World, flat: Any, groups: Sequence[int], members: Sequence[int], number: int = 0
+        self,
+        here: World,
+        flat: Any,
+        groups: Sequence[int],
+        members: Sequence[int],
+        room: Any = None,
+        lane: int | None = None,
     ) -> None:
         self.here, self.flat, self.members = here, flat, list(members)
         engine = engine_of(here)
         lo, hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
-        room = engine.workspace(f"consensus {number}", here.size * (hi - lo) * flat.itemsize)
+        if room is None:
+            room = engine.workspace("consensus", self.room_bytes(here, flat))
         self.shard = Shard(flat, here.rank, room.view(flat.dtype).reshape(here.size, hi - lo), lo, groups)
         self._run = engine.start(
             rotation.reduce_scatter(here.size, keep=True),
@@ -119,7 +128,14 @@ class Part:
             segment_bytes=auto.machine(here).segment_bytes,
             flight=FLIGHT,
             kept=self.shard,
+            lane=lane,
         )
+
+    @staticmethod
+    def room_bytes(here: World, flat: Any) -> int:
+        """Return how much memory the parts of a flat array take on this rank."""
+        lo, hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
+        return int(here.size * (hi - lo) * flat.itemsize)
 
     def products(self) -> Any:
         """Return the inner products over this rank's shard, once all parts of it are there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from hpctk.world import World
 
 #: Runs that may be under way at once; each has tags of its own.
 LANES = 16
+#: Lanes that are reserved for runs which ranks start in different orders, see `reserve`.
+RESERVED = 4096
 #: The longest message. Below the eager limit of Open MPI's TCP, so that two ranks that send to each
 #: other at once both get the full bandwidth; long enough that the work per message does not count.
 SEGMENT_BYTES = 61440
@@ -34,7 +36,6 @@ FLIGHT = 24
 
 
 Work = Run | ParcelRun
-_Work = TypeVar("_Work", Run, ParcelRun)
 
 
 class Engine:
@@ -55,7 +56,9 @@ class Engine:
         self._started = 0
         self._lanes: dict[int, Work] = {}
         self._workspaces: dict[str, Any] = {}
-        self._lane = (transport.tag_limit + 1) // LANES
+        # One half of the tags for runs in order, the other for those with a lane of their own.
+        self._half = (transport.tag_limit + 1) // 2
+        self._reserved = 0
 
     def start(
         self,
@@ -65,12 +68,35 @@ class Engine:
         segment_bytes: int = SEGMENT_BYTES,
         flight: int = FLIGHT,
         kept: Kept | None = None,
+        lane: int | None = None,
     ) -> Run:
-        """Start running `plan` on `elements`, in place. Collective over the transport's ranks."""
+        """Start running `plan` on `elements`, in place. Collective over the transport's ranks.
+
+        All ranks start their runs in the same order, but for those with a `lane` that was reserved for them.
+        """
         longest = min(segment_bytes, buffers.COUNT_LIMIT)
         opening = _opening(plan, elements.n, elements.n * elements.itemsize)
-        run = Run(self.transport, plan, elements, longest, self._take_lane(), flight, kept)
-        return self._register(run, opening)
+        tags = self._take_lane() if lane is None else self._reserved_tags(lane)
+        run = Run(self.transport, plan, elements, longest, tags, flight, kept)
+        self._running.append((run, opening, list(self.recorders)))
+        if lane is None:
+            self._lanes[(self._started - 1) % LANES] = run
+        self._retire()
+        return run
+
+    def reserve(self, count: int) -> range:
+        """Return lanes for runs that ranks may start at different times, one at a time in each lane.
+
+        All ranks reserve in the same order. Lanes come round again after thousands of others.
+        """
+        first = self._reserved
+        self._reserved += count
+        return range(first, first + count)
+
+    def _reserved_tags(self, lane: int) -> range:
+        width = max(1, self._half // RESERVED)
+        first = self._half + lane % RESERVED * width
+        return range(first, first + width)
 
     def run_parcels(
         self,
@@ -89,8 +115,10 @@ class Engine:
         longest = min(segment_bytes, buffers.COUNT_LIMIT)
         opening = _opening(plan, elements, dense_bytes)
         run = ParcelRun(self.transport, plan, parcels, longest, self._take_lane(), flight)
-        self._register(run, opening)
+        self._running.append((run, opening, list(self.recorders)))
+        self._lanes[(self._started - 1) % LANES] = run
         self.complete(run, f"{plan.name} {plan.kind} of parcels")
+        self._retire()
         return run
 
     def _take_lane(self) -> range:
@@ -99,13 +127,8 @@ class Engine:
         # The tags may still be in use; all ranks take the same lane, so none may just take a free one.
         if lane in self._lanes:
             self.complete(self._lanes[lane], "a collective started earlier")
-        return range(lane * self._lane, (lane + 1) * self._lane)
-
-    def _register(self, run: _Work, opening: Call) -> _Work:
-        self._running.append((run, opening, list(self.recorders)))
-        self._lanes[(self._started - 1) % LANES] = run
-        self._retire()
-        return run
+        width = self._half // LANES
+        return range(lane * width, (lane + 1) * width)
 
     def run(self, plan: Plan, elements: Elements, **settings: Any) -> Run:
         """Run `plan` to its end; settings as in `start`. Collective over the transport's ranks."""
@@ -115,13 +138,19 @@ class Engine:
         return run
 
     def handle(
-        self, plan: Plan, elements: Elements, finish: Callable[[], Any], *, segment_bytes: int = SEGMENT_BYTES
+        self,
+        plan: Plan,
+        elements: Elements,
+        finish: Callable[[], Any],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        lane: int | None = None,
     ) -> Handle:
         """Start running `plan`; waiting for the handle runs it to its end and returns what `finish` does.
 
         Collective over the transport's ranks.
         """
-        run = self.start(plan, elements, segment_bytes=segment_bytes)
+        run = self.start(plan, elements, segment_bytes=segment_bytes, lane=lane)
         name = f"{plan.name} {plan.kind} of {elements.n} elements"
 
         def is_done() -> bool:

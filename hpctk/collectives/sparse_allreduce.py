@@ -129,7 +129,7 @@ def reduce_pairs(
     """
     samples: Any = None
     if schedule in ("auto", "split"):
-        samples = gather_rows(here, balance.sample(indices, here.size))
+        samples = gather_rows(here, balance.sample(indices))
     if schedule == "auto":
         schedule = _choose(here, n, int(samples[:, 0].max()), keep, values.itemsize)
     if schedule == "dense":
@@ -169,7 +169,10 @@ def _split_and_keep(here: World, blocks: SparseBlocks, n: int, keep: int, itemsi
     taken = largest(here, values, keep)
     blocks.put(here.rank, indices[taken], values[taken])
     _run(here, ring.allgather(here.size), blocks, n, itemsize)
-    return blocks.result()
+    found, total = blocks.result()
+    # A range that is almost full travels as a dense one, zeros and all: those were not kept.
+    there = total != 0
+    return found[there], total[there]
 
 
 def _run(here: World, plan: Plan, blocks: SparseBlocks, n: int, itemsize: int) -> None:
@@ -205,19 +208,30 @@ class Choices:
 
 def _choose(here: World, n: int, k: int, keep: int | None, itemsize: int) -> str:
     made = here.attached.setdefault(Choices, Choices()).made
+    # Lists whose lengths vary a little are alike: otherwise every call would be priced, and remembered.
+    coarse = max(0, k.bit_length() - 3)
+    k = min(n, -(-k >> coarse) << coarse)
     if (n, k, keep, itemsize) not in made:
         known, nodes = auto.calibration(here), here.nodes
-        made_offers = offers(
+        offered = offers(
             here.size, n, k, keep, itemsize, lambda plan, nbytes: known.seconds(plan, nbytes, nodes)
         )
-        made[n, k, keep, itemsize] = cheapest(made_offers)
+        bound = None if keep is None else 6 * max(k, keep) * itemsize * (here.size - 1) / here.size
+        made[n, k, keep, itemsize] = cheapest(offered, bound)
     return str(made[n, k, keep, itemsize])
 
 
-def cheapest(made_offers: dict[str, Offer]) -> str:
-    """Return the fastest way; the dense one only once the union fills up, not to save a few messages."""
-    dense = made_offers["dense"]
-    lists = {name: offer for name, offer in made_offers.items() if name != "dense"}
+def cheapest(offered: dict[str, Offer], bound: float | None = None) -> str:
+    """Return the fastest way; the dense one only once the union fills up, not to save a few messages.
+
+    With a `bound` on the bytes only ways that keep to it, and split, which does unless lists are very short.
+    """
+    dense = offered["dense"]
+    lists = {
+        name: offer
+        for name, offer in offered.items()
+        if name != "dense" and (bound is None or name == "split" or offer.sent_bytes <= bound)
+    }
     best = min(lists, key=lambda name: lists[name].seconds)
     filled = lists[best].sent_bytes >= DENSE_FROM * dense.sent_bytes
     return "dense" if filled and dense.seconds < lists[best].seconds else best

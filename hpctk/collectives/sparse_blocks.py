@@ -31,8 +31,8 @@ class SparseBlocks:
         cuts = np.searchsorted(indices, edges)
         # Counted from the range's start: small numbers need few bits.
         self._lists: list[Pairs | None] = [
-            (indices[lo:hi] - indices.dtype.type(start), values[lo:hi])
-            for (lo, hi), start in zip(pairwise(cuts), edges, strict=False)
+            ((indices[lo:hi] - indices.dtype.type(start)).astype(index_dtype(stop - start)), values[lo:hi])
+            for (lo, hi), (start, stop) in zip(pairwise(cuts), pairwise(edges), strict=True)
         ]
         self._bytes: list[Any] = [None] * len(self._lists)
 
@@ -75,7 +75,8 @@ class SparseBlocks:
         values = np.empty(len(indices), self._dtype)
         at = 0
         for start, (found, its_values) in zip(self._edges, lists, strict=False):
-            np.add(found, start, out=indices[at : at + len(found)], casting="unsafe")
+            indices[at : at + len(found)] = found
+            indices[at : at + len(found)] += indices.dtype.type(start)
             values[at : at + len(found)] = its_values
             at += len(found)
         return indices, values

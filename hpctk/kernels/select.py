@@ -20,7 +20,7 @@ from hpctk.kernels.magnitude import INF_BITS
 from hpctk.kernels.threads import share, spans
 from hpctk.kernels.threshold import counts_at, reaching, threshold_of, unsigned
 
-__all__ = ["INF_BITS", "NotFinite", "feed_top_k", "first_not_finite", "top_k"]
+__all__ = ["INF_BITS", "NotFinite", "feed_top_k", "first_not_finite", "first_not_finite_sum", "top_k"]
 
 Array = NDArray[Any]
 
@@ -97,6 +97,11 @@ def feed_top_k(
     if bad >= 0:
         raise NotFinite(bad)
     return _select(residual, gradient, k, threads, clear=True)
+
+
+def first_not_finite_sum(a: Array, b: Array, *, threads: int | None = None) -> int:
+    """Return the index of the first element of a + b that is NaN or infinite, -1 where none is; float32 or float64."""
+    return _first_not_finite(a, b, INF_BITS[a.dtype.name], threads)
 
 
 def _first_not_finite(source: Array, gradient: Array | None, inf_bits: int, threads: int | None) -> int:

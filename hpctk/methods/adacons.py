@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from hpctk.collectives import consensus_weights
@@ -66,6 +67,8 @@ class AdaConsRun(GradientRun):
         self._settings = settings
         #: The sorted momentum of each tensor by name, or of the whole model under "": the same on all ranks.
         self.momentum: dict[str, Any] = {}
+        #: Memory for the parts of each bucket.
+        self._rooms: dict[int, Any] = {}
 
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their weighted sum. Collective over the communicator. In place."""
@@ -91,14 +94,19 @@ class AdaConsRun(GradientRun):
         """Parts are exchanged during backward; the weights, and the rest, follow when all are there."""
         return True
 
-    def start_bucket(self, number: int, gradients: dict[str, torch.Tensor]) -> Part:
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Part:
         """Start exchanging the parts of some gradients. Collective over the communicator. Not in place."""
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()]).numpy()
-        if not self._settings.layerwise:
-            return Part(self.replica.world, flat, [0, len(flat)], [0], number)
-        edges = [0, *accumulate(gradient.numel() for gradient in gradients.values())]
-        places = {name: place for place, name in enumerate(self.replica.names)}
-        return Part(self.replica.world, flat, edges, [places[name] for name in gradients], number)
+        here = self.replica.world
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()]).cpu().numpy()
+        edges, members = [0, len(flat)], [0]
+        if self._settings.layerwise:
+            edges = [0, *accumulate(gradient.numel() for gradient in gradients.values())]
+            places = {name: place for place, name in enumerate(self.replica.names)}
+            members = [places[name] for name in gradients]
+        # Kept from step to step, as long as this run: new pages are slow.
+        if lane not in self._rooms:
+            self._rooms[lane] = np.empty(Part.room_bytes(here, flat), np.uint8)
+        return Part(here, flat, edges, members, self._rooms[lane], lane)
 
     def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
         """Return the weighted sums. Collective over the communicator."""

@@ -21,7 +21,8 @@ import torch
 from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
 from hpctk.collectives.onebit import onebit_allreduce, shard_bounds
 from hpctk.collectives.signs import feed_common_signs, mean_of_signs
-from hpctk.compressors import Compressor, Residuals, Sign, sign
+from hpctk.compressors import Compressor, Residuals, Sign, finite, sign
+from hpctk.compressors.compressor import refuse
 from hpctk.compressors.packet import Packet
 from hpctk.errors import SettingError
 from hpctk.methods.replica import Replica
@@ -98,9 +99,11 @@ class ErrorFeedback:
         x.flat[n:].sub_(updates.flat[n:])
 
     def _signs(self, updates: Row) -> Packet:
-        # A sum with its residual may overflow on one rank: all ranks must hear of it.
+        update, error = updates.flat[: self._n], self._row.flat[: self._n]
+        # First on all ranks: what one has taken out of its residual would never be sent if another failed.
         with self._replica.world.shared_errors("compressing"):
-            return self._compressor.feed(updates.flat[: self._n], self._row.flat[: self._n], WHOLE)
+            refuse(finite.first_bad_sum(error, update), self._n, WHOLE)
+        return self._compressor.feed(update, error, WHOLE)
 
     def _mean_of_spared(self, updates: Row) -> None:
         if self._signed < len(self.names):

@@ -37,10 +37,11 @@ class GradientRun(Run):
         """Whether a part of the gradients can be exchanged without the others: then backward may overlap."""
         return False
 
-    def start_bucket(self, number: int, gradients: dict[str, torch.Tensor]) -> Any:
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Any:
         """Start exchanging some gradients; return what `finish_buckets` needs.
 
-        Collective over the communicator. Not in place. No other bucket under way on this rank has this `number`.
+        Collective over the communicator. Not in place. `lane` is the engine's, reserved for this bucket: ranks come
+        to it at different times.
         """
         raise NotImplementedError
 

@@ -32,6 +32,7 @@ class ModelRun(Run):
         self.since_round = 0
         #: The first parameter with a bad gradient since the last round.
         self.bad: int | None = None
+        self.last_step_was_bad = False
 
     @abstractmethod
     def average(self) -> None:

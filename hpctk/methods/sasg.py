@@ -29,8 +29,9 @@ import numpy as np
 import torch
 
 from hpctk.collectives.lazy_allgather import lazy_allgather
-from hpctk.compressors import Residuals, TopK, sparse
+from hpctk.compressors import Residuals, TopK, finite, sparse
 from hpctk.compressors import density as densities
+from hpctk.compressors.compressor import refuse
 from hpctk.errors import SettingError
 from hpctk.kernels.indices import index_dtype
 from hpctk.methods.last_messages import LastMessages
@@ -135,9 +136,12 @@ class SasgRun(UpdateRun):
     def exchange(self, *, active: bool) -> None:
         """Upload or skip, and apply all ranks' messages. Collective over the communicator. In place."""
         here = self.replica.world
+        # Two stages, so that nothing is taken out of a residual before all ranks are known to go on.
         with here.shared_errors("preparing a SASG message"):
-            message = self._news() if active else self._farewell()
-        uploaded = active and message is not None
+            uploaded = active and self._has_news()
+            if uploaded:
+                self._take_update()
+        message = self._message() if uploaded else None if active else self._farewell()
         self.delay = 1 if uploaded else self.delay + 1
         self.counts["uploads" if uploaded else "skips"] += 1
         n, itemsize = self._room.flat.numel(), self._room.flat.element_size()
@@ -152,7 +156,8 @@ class SasgRun(UpdateRun):
         settings = self._settings
         known = self.messages.known(self.replica.world.rank)
         late = self.delay > settings.max_delay
-        return self.t < settings.warmup or not known or late or self.threshold() < 0
+        always = settings.alpha is not None and settings.alpha < 0
+        return always or self.t < settings.warmup or not known or late
 
     def threshold(self) -> float:
         """Return theta, the squared change of a gradient that is no news."""
@@ -166,12 +171,10 @@ class SasgRun(UpdateRun):
             alpha = numerator / rate if rate > 0 else math.inf
         return alpha / size**2 * moved
 
-    def _news(self) -> Any:
-        """Return this rank's message, None if it skips."""
+    def _has_news(self) -> bool:
+        """Return whether this rank uploads."""
         # Not "change > theta": a change that is NaN, as a gradient far from here may make it, is news.
-        if self._replay is None or not self._change(self._replay) <= self.threshold():
-            return self._upload()
-        return None
+        return self._replay is None or not self._change(self._replay) <= self.threshold()
 
     def _change(self, replay: Replay) -> float:
         """Return ||g(w) - g(w_snap)||^2, summed in float64."""
@@ -179,8 +182,8 @@ class SasgRun(UpdateRun):
         then = replay.gradients_at(self.snapshot, self._room.parts)
         return sum(squared_distance(a, b) for a, b in zip(now, then, strict=True))
 
-    def _upload(self) -> Any:
-        """Return the message q; the residual e and the snapshot are those after it."""
+    def _take_update(self) -> None:
+        """Let the base optimizer step, and keep what it would subtract; refuse what overflows the residual."""
         replica = self.replica
         values = replica.values
         torch._foreach_copy_(self.snapshot, values)
@@ -189,9 +192,15 @@ class SasgRun(UpdateRun):
             difference(self.snapshot, values, self._room)
         finally:
             replica.load(self.snapshot)
+        for name, part in zip(replica.names, self._room.parts, strict=True):
+            bad = finite.first_bad_sum(self.residuals.of(name, part).view(-1), part.view(-1))
+            refuse(bad, part.numel(), name)
+
+    def _message(self) -> Any:
+        """Return q, of all tensors as one sparse vector; what it lacks of the update stays in e."""
         dtype = index_dtype(self._edges[-1])
         indices, taken = [], []
-        for name, part, start in zip(replica.names, self._room.parts, self._edges, strict=False):
+        for name, part, start in zip(self.replica.names, self._room.parts, self._edges, strict=False):
             found, chosen = self._compressor.select(part, self.residuals.of(name, part), name)
             indices.append(_host(found).astype(dtype) + dtype.type(start))
             taken.append(_host(chosen))

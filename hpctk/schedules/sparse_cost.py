@@ -26,8 +26,9 @@ Pay = Callable[[Plan, int], float]
 
 #: Seconds to write, read and merge one element of a list, on one core of an ordinary machine.
 ELEMENT_S = 12e-9
-#: Small collectives that agree on balanced ranges, and on the threshold of the elements to keep.
-BALANCING, SELECTING = 1, 5
+#: What a rank shows of its list to balance the ranges, about; and the small collectives that agree on the threshold
+#: of the elements to keep.
+SAMPLE_BYTES, SELECTING = 520, 5
 
 
 def union(k: int, n: int, ranks: int) -> int:
@@ -42,9 +43,8 @@ def stages(name: str, size: int, n: int, k: int, keep: int | None, wire: Wire) -
     if name == "split":
         together = union(k, n, size)
         returned = together if keep is None else min(keep, together)
-        small = (BALANCING + (SELECTING if keep is not None else 0)) * [
-            (recursive_doubling.allreduce(size), 2048)
-        ]
+        small = [(rotation.allgather(size), size * SAMPLE_BYTES)]
+        small += (SELECTING if keep is not None else 0) * [(recursive_doubling.allreduce(size), 2048)]
         return [
             *small,
             (rotation.reduce_scatter(size), wire(k, n)),

@@ -9,7 +9,7 @@ from simulation.problem import FixedProblem, Problem
 
 import hpctk
 from hpctk.compressors import by_name
-from hpctk.errors import SettingError
+from hpctk.errors import PeerError, SettingError
 
 STEPS = 8
 
@@ -244,3 +244,33 @@ def test_fixed_problem_of_equal_workers(world):
     adacons = drive(world, problem, hpctk.AdaCons(), 5, BASES["momentum"][0])
     mean = drive(world, problem, hpctk.Mean(), 5, BASES["momentum"][0])
     np.testing.assert_allclose(adacons.held[-1][0], mean.held[-1][0], atol=1e-7)
+
+
+@pytest.mark.parametrize("text", ["topk:0.5", "randomk:0.5", "sign", "qsgd:4", "half:bfloat16", "powersgd:1"])
+def test_an_overflow_on_one_rank_takes_nothing_from_any_residual(world, text):
+    parameters = {name: torch.nn.Parameter(torch.zeros(4, 4)) for name in "abc"}
+    opt = hpctk.DistributedOptimizer(
+        torch.optim.SGD(parameters.values(), lr=1.0),
+        hpctk.Mean(by_name(text)),
+        named_parameters=parameters.items(),
+    )
+    huge = torch.finfo(torch.float32).max
+    residuals = {name: torch.full((4, 4), 0.5) for name in "abc"}
+    if world.rank == world.size - 1:
+        residuals["b"][0, 0] = huge
+    opt.load_local_state_dict({**opt.local_state_dict(), "residuals": residuals})
+    for name, parameter in parameters.items():
+        parameter.grad = torch.ones(4, 4)
+        if name == "b" and world.rank == world.size - 1:
+            parameter.grad[0, 0] = huge
+    with pytest.raises(PeerError, match="'b'"):
+        opt.step()
+    for name, kept in opt.local_state_dict()["residuals"].items():
+        assert torch.equal(kept, residuals[name]), name
+    # All ranks go on in step: the same places of RandomK, the same parameters.
+    opt.load_local_state_dict({**opt.local_state_dict(), "residuals": {}})
+    for _ in range(3):
+        for parameter in parameters.values():
+            parameter.grad = torch.ones(4, 4) * (1 + world.rank)
+        opt.step()
+    assert_same_bits(world, [parameter.detach().numpy() for parameter in parameters.values()])

@@ -252,11 +252,11 @@ def test_parameters_without_a_gradient_have_norm_zero(world, name):
 
 
 class Failing(Problem):
-    """The last worker's gradient is NaN in steps 1 and 3."""
+    """The last worker's gradient is NaN in steps 1 and 5."""
 
     def shift(self, k, t):
         usual = super().shift(k, t)
-        return [np.full_like(x, np.nan) for x in usual] if k == self.workers - 1 and t in (1, 3) else usual
+        return [np.full_like(x, np.nan) for x in usual] if k == self.workers - 1 and t in (1, 5) else usual
 
 
 @both
@@ -268,7 +268,7 @@ def test_bad_gradients_have_no_weight(world, name):
     settings = {"period": 2, "prox": 0.1}
     seen = drive(world, problem, METHODS[name](**settings), 8, ours, on_bad_gradient="skip")
     wanted = SIMULATIONS[name](problem, 8, simulated, **settings)
-    assert not wanted.log["betas"][3][-1].any()
+    assert [bool(wanted.log["betas"][t][-1].any()) for t in (1, 3, 5, 7)] == [False, True, False, True]
     assert_follows(world, seen, wanted)
     counts = seen.optimizer.stats.counts
     assert counts["skipped_steps"] == 2
@@ -554,12 +554,15 @@ def test_what_travels(world, name):
 @both
 def test_time_budget(world, name):
     hands = Hands(METHODS[name](period=2, time_budget_s=0.2))
-    steps, deadline = 0, time.monotonic() + 10
-    while not hands.opt.finished and time.monotonic() < deadline:
-        hands.step((1.0, 1.0, 1.0))
+    if world.rank > 0:
         # The others' clocks do not count.
-        time.sleep(0.01 if world.rank == 0 else 0.0)
+        hands.run._began -= 1000
+    steps, began = 0, time.monotonic()
+    while not hands.opt.finished:
+        hands.step((1.0, 1.0, 1.0))
+        time.sleep(0.01)
         steps += 1
-    assert hands.opt.finished
-    assert steps % 2 == 0
+    lasted = time.monotonic() - began
     world.agree("the end", [("steps", steps), ("rounds", hands.opt.stats.counts["rounds"])])
+    assert steps == 2 * hands.opt.stats.counts["rounds"]
+    assert world.rank or lasted > 0.1

@@ -145,11 +145,11 @@ ODD = {
         lambda: with_named(named(net())),
         lambda: with_named(other_names()),
     ),
-    "2.weight is torch.float64 (2, 4) trained on rank 0 and torch.float64 (3, 4)": (
+    "2.weight is torch.float64 (2, 4) trained in group 0, number 2 on rank 0 and torch.float64 (3, 4)": (
         lambda: wrapped(net()),
         lambda: wrapped(other_shape()),
     ),
-    "0.weight is torch.float64 (4, 3) trained on rank 0 and torch.float32": (
+    "0.weight is torch.float64 (4, 3) trained in group 0, number 0 on rank 0 and torch.float32": (
         lambda: wrapped(net()),
         lambda: wrapped(net(dtype=torch.float32)),
     ),
@@ -360,3 +360,24 @@ def test_the_method_and_the_base_are_not_touched_by_a_refused_handshake(world):
     opt = wrapped(model, hpctk.LocalSGD(period=3), base=base)
     train(world, model, opt, 3)
     assert_same_bits(world, values(model))
+
+
+def test_a_parameter_in_another_group_is_noticed(world):
+    if world.size == 1:
+        pytest.skip("one rank agrees with itself")
+    model = torch.nn.Linear(3, 2)
+    order = [model.weight, model.bias] if world.rank == 0 else [model.bias, model.weight]
+    base = torch.optim.SGD([{"params": [order[0]], "lr": 0.1}, {"params": [order[1]], "lr": 1.0}])
+    with pytest.raises(MismatchError, match="group"):
+        hpctk.DistributedOptimizer(base, hpctk.Mean(), model=model)
+
+
+def test_consensus_inside_join_is_refused(world):
+    model = torch.nn.Linear(3, 2)
+    opt = hpctk.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), hpctk.LocalSGD(), model=model
+    )
+    with pytest.raises(HpctkError, match="after the block"), opt.join(), opt.consensus():
+        pass
+    with opt.consensus():
+        pass

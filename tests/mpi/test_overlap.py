@@ -335,3 +335,42 @@ def test_hooks_do_not_keep_a_model_alive(world):
     del model, opt
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_buckets_and_other_collectives_in_different_orders(world, last):
+    """A bucket starts in backward on one rank and in step() on another; meanwhile others start theirs."""
+
+    def train(overlap):
+        model = net()
+        opts = [wrapped(model, base=sgd(model[i].parameters()), overlap=overlap) for i in (0, 2)]
+        for t in range(3):
+            for opt in opts:
+                opt.zero_grad()
+            loss = loss_of(model, world.rank, t)
+            loss.backward()
+            if world.rank == 0 and not overlap:
+                model[2].bias.grad = None
+            sums = hpctk.allreduce(torch.ones(3), op="sum")
+            assert torch.equal(sums, torch.full((3,), float(world.size)))
+            for i in (last, 1 - last):
+                opts[i].step()
+        return model
+
+    if world.rank == 0:
+        # Rank 0 has no gradient of this one: its bucket starts in step().
+        original = loss_of
+
+        def without_bias(model, rank, t):
+            model[2].bias.requires_grad_(False)
+            try:
+                return original(model, rank, t)
+            finally:
+                model[2].bias.requires_grad_(True)
+
+        globals()["loss_of"] = without_bias
+    try:
+        assert_alike(train(True), train(False))
+    finally:
+        if world.rank == 0:
+            globals()["loss_of"] = original

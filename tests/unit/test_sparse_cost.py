@@ -68,7 +68,7 @@ def test_ranges_hold_equally_much(parts, power):
         np.unique((n * np.random.default_rng([rank, power]).random(5000) ** power).astype(np.int64))
         for rank in range(parts)
     ]
-    edges = balance.edges(np.stack([balance.sample(one, parts) for one in lists]), n, parts)
+    edges = balance.edges(np.stack([balance.sample(one) for one in lists]), n, parts)
     assert edges[0] == 0
     assert edges[-1] == n
     assert edges == sorted(edges)
@@ -79,11 +79,11 @@ def test_ranges_hold_equally_much(parts, power):
 def test_ranges_of_ranks_that_have_different_parts():
     n, parts = 40_000, 4
     lists = [np.arange(10_000 * rank, 10_000 * rank + 100 * (rank + 1)) for rank in range(parts)]
-    edges = balance.edges(np.stack([balance.sample(one, parts) for one in lists]), n, parts)
+    edges = balance.edges(np.stack([balance.sample(one) for one in lists]), n, parts)
     loads = sum(np.histogram(one, edges)[0] for one in lists)
     assert loads.max() <= 1.15 * loads.mean()
 
 
 def test_ranges_of_nothing_are_even():
-    nothing = np.stack([balance.sample(np.empty(0, np.int32), 3)] * 3)
+    nothing = np.stack([balance.sample(np.empty(0, np.int32))] * 3)
     assert balance.edges(nothing, 9, 3) == [0, 3, 6, 9]
