@@ -101,13 +101,14 @@ class Run(ABC):
         """Return whether all ranks skip this step because a gradient is bad; raise where that was asked for."""
         if council.bad is None:
             return False
+        # Not applied in either case.
+        self.counts["skipped_steps"] += 1
         if self.replica.on_bad_gradient == "raise":
             rank, name = council.bad
             raise HpctkError(
                 f"rank {rank}: the gradient of {name!r} is NaN or infinite. It was not applied; "
                 "on_bad_gradient='skip' would skip such steps on all ranks and count them."
             )
-        self.counts["skipped_steps"] += 1
         return True
 
 
