@@ -16,7 +16,7 @@ COMPARED = ("mean", "adacons", "sasg", "saef", "mgrawa", "lgrawa", "celgc")
 
 #: Settings that differ from the constructor's defaults: the bundled jobs are small and short.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "sasg": {"density": 0.1, "reduce": "mean"},
+    "sasg": {"density": 0.05, "alpha": 4.0, "reduce": "mean"},
     "saef": {"compressor": "topk:0.05"},
     "mgrawa": {"period": 8},
     "lgrawa": {"period": 8},
