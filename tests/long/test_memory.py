@@ -14,7 +14,7 @@ here = world()
 STEPS, WARM = 10_000, 2_000
 METHODS = {
     "AdaCons": lambda: hpctk.AdaCons(layerwise=True),
-    "SASG": lambda: hpctk.SASG(density=0.1),
+    "SASG": lambda: hpctk.SASG(density=0.1, max_delay=3, reduce="mean"),
     "SAEF": lambda: hpctk.SAEF(hpctk.TopK(0.1), average_every=50),
     "SAEF two-way": lambda: hpctk.SAEF(hpctk.Sign(), server=hpctk.Sign()),
     "MGRAWA": lambda: hpctk.MGRAWA(period=4),
@@ -37,7 +37,7 @@ def resident():
 name = sys.argv[1]
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 1))
-base = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+base = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.5)
 opt = hpctk.DistributedOptimizer(base, METHODS[name](), model=model)
 x = torch.randn(8, 20, generator=torch.Generator().manual_seed(here.rank))
 
