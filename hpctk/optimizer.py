@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hpctk import handshake
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.collectives.engine import engine_of
-from hpctk.errors import HpctkError, SettingError, TensorError
+from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.gradient_run import GradientRun
-from hpctk.methods.method import Closure, Method, Run
+from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
 from hpctk.overlap import Overlap, overlapping, release
 from hpctk.schedules import build
@@ -31,8 +32,6 @@ from hpctk.world import world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-
-ON_BAD_GRADIENT = ("raise", "skip")
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         here = world(comm)
         with here.shared_errors("making a DistributedOptimizer"):
-            _check(optimizer, method, on_bad_gradient)
-            names = _names(optimizer, model, named_parameters)
+            if isinstance(optimizer, DistributedOptimizer):
+                raise SettingError(
+                    "optimizer is a DistributedOptimizer already: give the one that it was made from"
+                )
+            handshake.check(optimizer, method, on_bad_gradient)
+            names = handshake.names(optimizer, model, named_parameters)
             Overlap.check(method, overlap)
             if schedule not in ("auto", "mpi"):
                 build(schedule, "allreduce", here.size, nodes=here.nodes)
@@ -114,7 +117,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Parameters that nobody optimizes are part of the model, too.
         parameters = names if model is None else dict(model.named_parameters())
         settings = [("schedule", schedule), ("overlap", overlap), ("on_bad_gradient", on_bad_gradient)]
-        here.agree("DistributedOptimizer", [*settings, *_digest(self, names, parameters, buffers)])
+        here.agree(
+            "DistributedOptimizer",
+            [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)],
+        )
         broadcast_in_place(here, [tensor.detach() for tensor in (*parameters.values(), *buffers.values())])
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
         frozen = {name: parameter for name, parameter in names.items() if name not in trained}
@@ -273,45 +279,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Load what `state_dict` returned."""
         self._base.load_state_dict(state_dict)
 
-    # For hpctk/checkpoints, beyond the public face: replica, run, joining, between_steps, counters, load_counters.
-
-    @property
-    def replica(self) -> Replica:
-        """What the method works on."""
-        return self._replica
-
-    @property
-    def run(self) -> Run:
-        """The method at work."""
-        return self._run
-
-    @property
-    def joining(self) -> bool:
-        """Whether this rank is inside `join`."""
-        return self._joining
-
-    @property
-    def between_steps(self) -> bool:
-        """Whether no gradient is under way, and none has been exchanged for a step that is still to come."""
-        try:
-            if self._overlap is not None:
-                self._overlap.check_between_steps()
-        except HpctkError:
-            return False
-        return not (isinstance(self._run, GradientRun) and self._run.synchronized)
-
-    def counters(self) -> dict[str, Any]:
-        """Return all that `stats` is made from."""
-        return {"steps": self._steps, "calls": asdict(self._counter), "counts": dict(self._run.counts)}
-
-    def load_counters(self, state: dict[str, Any]) -> None:
-        """Go on counting from what `counters` returned."""
-        self._steps = state["steps"]
-        # The same object: recorders are known by identity.
-        vars(self._counter).update(state["calls"])
-        self._run.counts.clear()
-        self._run.counts.update(state["counts"])
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: ranks have agreed on the parameters. Add it to the base optimizer and wrap that anew."""
         if hasattr(self, "_replica"):
@@ -349,72 +316,3 @@ def _load(buffers: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> 
     """Overwrite buffers in place, by name: a module may hold another tensor under the same name by now."""
     for name, value in values.items():
         buffers[name].copy_(value)
-
-
-def _check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise SettingError(f"optimizer={optimizer!r}: need a torch optimizer")
-    if isinstance(optimizer, DistributedOptimizer):
-        raise SettingError("optimizer is a DistributedOptimizer already: give the one that it was made from")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise SettingError(
-            "LBFGS evaluates its closure several times in a step, each rank as often as it likes"
-        )
-    if not isinstance(method, Method):
-        raise SettingError(f"method={method!r}: need a method such as hpctk.AdaCons()")
-    if on_bad_gradient not in ON_BAD_GRADIENT:
-        raise SettingError(f"on_bad_gradient={on_bad_gradient!r}: allowed are {', '.join(ON_BAD_GRADIENT)}")
-
-
-def _names(
-    optimizer: torch.optim.Optimizer,
-    model: torch.nn.Module | None,
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
-) -> dict[str, torch.nn.Parameter]:
-    """Return the optimizer's parameters by name, in the model's order."""
-    if (model is None) == (named_parameters is None):
-        raise SettingError("give either model= or named_parameters=: parameters are known by their names")
-    named = list(model.named_parameters() if model is not None else named_parameters or ())
-    optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    found = {name: parameter for name, parameter in named if id(parameter) in optimized}
-    if len({name for name, _ in named}) != len(named):
-        raise SettingError("named_parameters gives a name twice")
-    if len(found) != len({id(parameter) for parameter in found.values()}):
-        raise SettingError("named_parameters gives a parameter under two names")
-    if len(found) != len(optimized):
-        raise SettingError(
-            f"{len(optimized) - len(found)} parameters of the optimizer have no name in "
-            f"{'the model' if model is not None else 'named_parameters'}"
-        )
-    kinds = {parameter.dtype for parameter in found.values() if parameter.requires_grad}
-    if len(kinds) > 1 or kinds - {torch.float32, torch.float64}:
-        shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-        raise TensorError(
-            f"parameters of {shown}: need all float32 or all float64 (half precision by torch.autocast)"
-        )
-    if not kinds:
-        raise SettingError("no parameter of the optimizer requires a gradient")
-    return found
-
-
-def _digest(
-    optimizer: DistributedOptimizer,
-    optimized: dict[str, torch.nn.Parameter],
-    parameters: dict[str, torch.nn.Parameter],
-    buffers: dict[str, torch.Tensor],
-) -> list[tuple[str, object]]:
-    """Return what all ranks must agree on."""
-    items: list[tuple[str, object]] = list(optimizer.method.settings().items())
-    items.append(("optimizer", type(optimizer._base).__name__))
-    for number, group in enumerate(optimizer.param_groups):
-        items += [(f"{key} of group {number}", value) for key, value in group.items() if key != "params"]
-    # Where a parameter stands decides its learning rate, and what a loaded state means.
-    places = {
-        id(parameter): f" in group {number}, number {place}"
-        for number, group in enumerate(optimizer.param_groups)
-        for place, parameter in enumerate(group["params"])
-    }
-    for name, tensor in (*parameters.items(), *buffers.items()):
-        trained = " trained" if name in optimized and tensor.requires_grad else ""
-        items.append((name, f"{tensor.dtype} {tuple(tensor.shape)}{trained}{places.get(id(tensor), '')}"))
-    return items

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hpctk.collectives.engine import engine_of
 from hpctk.compressors import finite
 from hpctk.errors import HpctkError, SettingError
-from hpctk.methods.gradient_run import GradientRun
+from hpctk.methods.gradient_run import BucketRun
 from hpctk.methods.method import Method, Run
 from hpctk.methods.replica import Council
 
@@ -41,13 +41,13 @@ class Overlap:
 
     Parameters
     ----------
-    run : GradientRun
+    run : BucketRun
         Of a method that can exchange a bucket by itself.
     counting : callable
         Returns a context in which collectives are counted for the optimizer.
     """
 
-    def __init__(self, run: GradientRun, counting: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, run: BucketRun, counting: Callable[[], AbstractContextManager[None]]) -> None:
         self._run, self._replica, self._counting = run, run.replica, counting
         self._buckets = _buckets(self._replica.parameters)
         self._home = {i: b for b, bucket in enumerate(self._buckets) for i in bucket}
@@ -189,7 +189,7 @@ def release(parameters: Iterable[torch.Tensor]) -> None:
 
 def overlapping(run: Run, counting: Callable[[], AbstractContextManager[None]]) -> Overlap | None:
     """Return the buckets of a run, None where its method cannot exchange a part of the gradients by itself."""
-    return Overlap(run, counting) if isinstance(run, GradientRun) and run.by_buckets else None
+    return Overlap(run, counting) if isinstance(run, BucketRun) and run.by_buckets else None
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> list[list[int]]:

@@ -116,25 +116,29 @@ def _mean(here: World, flat: torch.Tensor, schedule: str) -> torch.Tensor:
     return flat
 
 
-def check_sums(here: World, tensors: Tensors, residuals: Residuals | None) -> None:
-    """Raise on all ranks where a tensor, or its sum with its residual, is not finite on one of them.
+def refuse_bad_sums(tensors: Tensors, residuals: Residuals | None) -> None:
+    """Raise TensorError where a tensor, or its sum with its residual, is not finite. Changes nothing.
 
-    Collective over the communicator. Before anything is taken out of a residual: otherwise what the healthy ranks
-    have taken would never be sent.
+    For all tensors, and shared by all ranks, before anything is taken out of a residual: otherwise what the healthy
+    ranks have taken would never be sent.
     """
+    for name, tensor in tensors.items():
+        if residuals is None:
+            bad = finite.first_bad(tensor.reshape(-1))
+        else:
+            bad = finite.first_bad_sum(residuals.of(name, tensor).view(-1), tensor.reshape(-1))
+        refuse(bad, tensor.numel(), name)
+
+
+def _check_sums(here: World, tensors: Tensors, residuals: Residuals | None) -> None:
     with here.shared_errors("compressing"):
-        for name, tensor in tensors.items():
-            if residuals is None:
-                bad = finite.first_bad(tensor.reshape(-1))
-            else:
-                bad = finite.first_bad_sum(residuals.of(name, tensor).view(-1), tensor.reshape(-1))
-            refuse(bad, tensor.numel(), name)
+        refuse_bad_sums(tensors, residuals)
 
 
 def _packets(
     here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None
 ) -> dict[str, Packet]:
-    check_sums(here, tensors, residuals)
+    _check_sums(here, tensors, residuals)
     if residuals is None:
         return {name: compressor.compress(tensor, name) for name, tensor in tensors.items()}
     return {name: residuals.feed(compressor, name, tensor) for name, tensor in tensors.items()}
@@ -171,7 +175,8 @@ def _gathered(here: World, tensors: Tensors, compressor: Compressor, residuals: 
 def _sparse(here: World, tensors: Tensors, compressor: TopK, residuals: Residuals | None) -> None:
     edges = np.cumsum([0, *(tensor.numel() for tensor in tensors.values())])
     n = int(edges[-1])
-    indices, values = _selected(here, tensors, compressor, residuals, edges)
+    _check_sums(here, tensors, residuals)
+    indices, values = selected(tensors, compressor, residuals, edges)
     keep = sum(compressor.k(tensor.numel()) for tensor in tensors.values()) if compressor.keep else None
     found, total, dropped = reduce_pairs(here, indices, values, n, keep)
     total /= here.size
@@ -181,13 +186,13 @@ def _sparse(here: World, tensors: Tensors, compressor: TopK, residuals: Residual
         _put(kept_back, edges, indices[dropped], values[dropped])
 
 
-def _selected(
-    here: World, tensors: Tensors, compressor: TopK, residuals: Residuals | None, edges: Any
-) -> tuple[Any, Any]:
-    """Return the elements that are sent, of all tensors laid one after the other."""
+def selected(tensors: Tensors, compressor: TopK, residuals: Residuals | None, edges: Any) -> tuple[Any, Any]:
+    """Return the elements that TopK sends, of all tensors laid one after the other, as host arrays.
+
+    Local. What is returned is taken out of the residuals, in place. `edges` are the bounds of the tensors.
+    """
     indices, values = [], []
     dtype = index_dtype(int(edges[-1]))
-    check_sums(here, tensors, residuals)
     for start, (name, tensor) in zip(edges, tensors.items(), strict=False):
         residual = None if residuals is None else residuals.of(name, tensor)
         found, taken = compressor.select(tensor, residual, name)
@@ -224,7 +229,7 @@ def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any) -> 
 def _own(
     here: World, tensors: Tensors, compressor: PowerSGD, residuals: Residuals | None, schedule: str
 ) -> None:
-    check_sums(here, tensors, residuals)
+    _check_sums(here, tensors, residuals)
     inputs = {name: tensor.clone() for name, tensor in tensors.items()}
     if residuals is not None:
         kept = {name: residuals.of(name, tensor) for name, tensor in tensors.items()}

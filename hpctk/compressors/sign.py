@@ -44,6 +44,11 @@ class Sign(Compressor):
 
 def one_norm(flat: torch.Tensor) -> float:
     """Return ||z||_1 of a flat tensor, summed in float64 block by block. Not in place."""
+    if not buffers.on_device(flat) and flat.dtype in (torch.float32, torch.float64):
+        from hpctk.kernels.updates import sum_of_magnitudes
+
+        # Not by many small torch operations: on busy cores each would wait for all its threads.
+        return sum_of_magnitudes(flat.numpy())
     return sum(flat[lo:hi].abs().sum(dtype=torch.float64).item() for lo, hi in finite.blocks(flat))
 
 

@@ -16,6 +16,9 @@ from hpctk.kernels.threads import share, spans
 
 Array = NDArray[Any]
 
+#: Elements that are summed in one go: the order of a sum does not depend on how threads share it.
+BLOCK = 1 << 16
+
 
 def move_and_write(
     point: Array,
@@ -54,6 +57,25 @@ def squared_distance(a: Array, b: Array | None, *, threads: int | None = None) -
         raise ValueError(f"arrays of {len(a)} and {len(b)} elements")
     parts = spans(len(a), threads)
     return sum(share(_squared_distance, [(a[lo:hi], None if b is None else b[lo:hi]) for lo, hi in parts]))
+
+
+def sum_of_magnitudes(a: Array, *, threads: int | None = None) -> float:
+    """Return ||a||_1, summed in float64. Not in place; the same bits for any number of threads."""
+    sums = np.zeros(-(-len(a) // BLOCK))
+    share(
+        _block_sums,
+        [(a, sums, lo // BLOCK, -(-hi // BLOCK)) for lo, hi in spans(len(a), threads, align=BLOCK)],
+    )
+    return float(sums.sum())
+
+
+@compiled
+def _block_sums(a: Array, sums: Array, first: int, last: int) -> None:
+    for block in range(first, last):
+        total = 0.0
+        for i in range(block * BLOCK, min((block + 1) * BLOCK, len(a))):
+            total += abs(np.float64(a[i]))
+        sums[block] = total
 
 
 @compiled

@@ -27,6 +27,7 @@ def warm() -> None:
         signs = bits.pack_signs(values)
         bits.unpack_signs(signs, 64, 1.0, np.dtype(dtype))
         bits.add_signs(signs, 64, 1.0, values)
+        updates.sum_of_magnitudes(values)
         updates.squared_distance(values, None)
         updates.squared_distance(values, values)
         updates.move_and_write(*(values.copy() for _ in range(4)), moves=True, ahead=True)

@@ -25,7 +25,7 @@ from hpctk.collectives import consensus_weights
 from hpctk.collectives.consensus import Part, aggregate_in_place, finish
 from hpctk.collectives.consensus_weights import ConsensusState
 from hpctk.collectives.engine import engine_of
-from hpctk.methods.gradient_run import GradientRun
+from hpctk.methods.gradient_run import BucketRun
 from hpctk.methods.method import Method
 from hpctk.methods.replica import Replica
 
@@ -59,7 +59,7 @@ class AdaCons(Method):
         return AdaConsRun(self, replica)
 
 
-class AdaConsRun(GradientRun):
+class AdaConsRun(BucketRun):
     """AdaCons at work on one rank."""
 
     def __init__(self, settings: AdaCons, replica: Replica) -> None:

@@ -32,26 +32,6 @@ class GradientRun(Run):
         Collective over the communicator. In place.
         """
 
-    @property
-    def by_buckets(self) -> bool:
-        """Whether a part of the gradients can be exchanged without the others: then backward may overlap."""
-        return False
-
-    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Any:
-        """Start exchanging some gradients; return what `finish_buckets` needs.
-
-        Collective over the communicator. Not in place. `lane` is the engine's, reserved for this bucket: ranks come
-        to it at different times.
-        """
-        raise NotImplementedError
-
-    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
-        """Return what the base optimizer is to see of each bucket, as one flat tensor.
-
-        Collective over the communicator. `has` names the parameters that have a gradient on some rank.
-        """
-        raise NotImplementedError
-
     def apply(self) -> None:
         """Let the base optimizer step on the exchanged gradients."""
         self.replica.base.step()
@@ -130,3 +110,27 @@ class GradientRun(Run):
         if not self.skipping:
             self.apply()
         self.forget()
+
+
+class BucketRun(GradientRun):
+    """A gradient method that can exchange a part of the gradients before the others are there."""
+
+    @property
+    @abstractmethod
+    def by_buckets(self) -> bool:
+        """Whether it can with these settings: then backward may overlap."""
+
+    @abstractmethod
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Any:
+        """Start exchanging some gradients; return what `finish_buckets` needs.
+
+        Collective over the communicator. Not in place. `lane` is the engine's, reserved for this bucket: ranks come
+        to it at different times.
+        """
+
+    @abstractmethod
+    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
+        """Return what the base optimizer is to see of each bucket, as one flat tensor.
+
+        Collective over the communicator. `has` names the parameters that have a gradient on some rank.
+        """

@@ -27,7 +27,7 @@ from hpctk.collectives.handle import Handle
 from hpctk.compressors import Compressor, Residuals
 from hpctk.errors import SettingError
 from hpctk.methods.clipping import Clipping, check_clip
-from hpctk.methods.gradient_run import GradientRun
+from hpctk.methods.gradient_run import BucketRun
 from hpctk.methods.method import Method, scaled_rates
 from hpctk.methods.norms import global_norm
 from hpctk.methods.replica import Replica
@@ -68,7 +68,7 @@ class Mean(Method):
         return MeanRun(self, replica)
 
 
-class MeanRun(GradientRun):
+class MeanRun(BucketRun):
     """Averaging at work on one rank."""
 
     def __init__(self, settings: Mean, replica: Replica) -> None:

@@ -28,12 +28,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from hpctk.collectives.compressed_mean import refuse_bad_sums, selected
 from hpctk.collectives.lazy_allgather import lazy_allgather
-from hpctk.compressors import Residuals, TopK, finite, sparse
+from hpctk.compressors import Residuals, TopK, sparse
 from hpctk.compressors import density as densities
-from hpctk.compressors.compressor import refuse
 from hpctk.errors import SettingError
-from hpctk.kernels.indices import index_dtype
 from hpctk.methods.last_messages import LastMessages
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replay import Replay
@@ -192,19 +191,15 @@ class SasgRun(UpdateRun):
             difference(self.snapshot, values, self._room)
         finally:
             replica.load(self.snapshot)
-        for name, part in zip(replica.names, self._room.parts, strict=True):
-            bad = finite.first_bad_sum(self.residuals.of(name, part).view(-1), part.view(-1))
-            refuse(bad, part.numel(), name)
+        refuse_bad_sums(self._updates(), self.residuals)
+
+    def _updates(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self.replica.names, self._room.parts, strict=True))
 
     def _message(self) -> Any:
         """Return q, of all tensors as one sparse vector; what it lacks of the update stays in e."""
-        dtype = index_dtype(self._edges[-1])
-        indices, taken = [], []
-        for name, part, start in zip(self.replica.names, self._room.parts, self._edges, strict=False):
-            found, chosen = self._compressor.select(part, self.residuals.of(name, part), name)
-            indices.append(_host(found).astype(dtype) + dtype.type(start))
-            taken.append(_host(chosen))
-        return sparse.write(np.concatenate(indices), np.concatenate(taken), self._edges[-1])
+        pairs = selected(self._updates(), self._compressor, self.residuals, self._edges)
+        return sparse.write(*pairs, self._edges[-1])
 
     def _farewell(self) -> Any:
         """Return an empty message where the others still hold one of this rank."""
@@ -246,7 +241,3 @@ class SasgRun(UpdateRun):
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _host(array: Any) -> Any:
-    return array.cpu().numpy() if isinstance(array, torch.Tensor) else array

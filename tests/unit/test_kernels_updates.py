@@ -52,3 +52,12 @@ def test_lengths_must_fit():
         updates.squared_distance(a, b[:4])
     with pytest.raises(ValueError, match="5, 5, 5 and 4 elements"):
         updates.move_and_write(a, b, a.copy(), b[:4], moves=True, ahead=True)
+
+
+@pytest.mark.parametrize("n", [0, 1, 65_536, 65_537, 700_001])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sum_of_magnitudes(n, dtype):
+    a = np.random.default_rng(n).standard_normal(n).astype(dtype)
+    sums = {updates.sum_of_magnitudes(a, threads=threads) for threads in (1, 2, 3)}
+    assert len(sums) == 1
+    np.testing.assert_allclose(sums.pop(), np.abs(a.astype(np.float64)).sum(), rtol=1e-12)

@@ -1,0 +1,82 @@
+"""What all ranks must agree on before the first step: which parameters, in which groups, trained how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hpctk.errors import SettingError, TensorError
+from hpctk.methods.method import Method
+
+ON_BAD_GRADIENT = ("raise", "skip")
+
+
+def check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
+    """Raise SettingError for what no DistributedOptimizer can be made from."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise SettingError(f"optimizer={optimizer!r}: need a torch optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise SettingError(
+            "LBFGS evaluates its closure several times in a step, each rank as often as it likes"
+        )
+    if not isinstance(method, Method):
+        raise SettingError(f"method={method!r}: need a method such as hpctk.AdaCons()")
+    if on_bad_gradient not in ON_BAD_GRADIENT:
+        raise SettingError(f"on_bad_gradient={on_bad_gradient!r}: allowed are {', '.join(ON_BAD_GRADIENT)}")
+
+
+def names(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+) -> dict[str, torch.nn.Parameter]:
+    """Return the optimizer's parameters by name, in the model's order."""
+    if (model is None) == (named_parameters is None):
+        raise SettingError("give either model= or named_parameters=: parameters are known by their names")
+    named = list(model.named_parameters() if model is not None else named_parameters or ())
+    optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    found = {name: parameter for name, parameter in named if id(parameter) in optimized}
+    if len({name for name, _ in named}) != len(named):
+        raise SettingError("named_parameters gives a name twice")
+    if len(found) != len({id(parameter) for parameter in found.values()}):
+        raise SettingError("named_parameters gives a parameter under two names")
+    if len(found) != len(optimized):
+        raise SettingError(
+            f"{len(optimized) - len(found)} parameters of the optimizer have no name in "
+            f"{'the model' if model is not None else 'named_parameters'}"
+        )
+    kinds = {parameter.dtype for parameter in found.values() if parameter.requires_grad}
+    if len(kinds) > 1 or kinds - {torch.float32, torch.float64}:
+        shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise TensorError(
+            f"parameters of {shown}: need all float32 or all float64 (half precision by torch.autocast)"
+        )
+    if not kinds:
+        raise SettingError("no parameter of the optimizer requires a gradient")
+    return found
+
+
+def digest(
+    optimizer: torch.optim.Optimizer,
+    method: Method,
+    optimized: dict[str, torch.nn.Parameter],
+    parameters: dict[str, torch.nn.Parameter],
+    buffers: dict[str, torch.Tensor],
+) -> list[tuple[str, object]]:
+    """Return what all ranks must agree on."""
+    items: list[tuple[str, object]] = list(method.settings().items())
+    items.append(("optimizer", type(optimizer).__name__))
+    for number, group in enumerate(optimizer.param_groups):
+        items += [(f"{key} of group {number}", value) for key, value in group.items() if key != "params"]
+    # Where a parameter stands decides its learning rate, and what a loaded state means.
+    places = {
+        id(parameter): f" in group {number}, number {place}"
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+    }
+    for name, tensor in (*parameters.items(), *buffers.items()):
+        trained = " trained" if name in optimized and tensor.requires_grad else ""
+        items.append((name, f"{tensor.dtype} {tuple(tensor.shape)}{trained}{places.get(id(tensor), '')}"))
+    return items
