@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpctk import handshake
+from hpctk.collectives import auto
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.collectives.engine import engine_of
@@ -26,12 +27,11 @@ from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
 from hpctk.overlap import Overlap, overlapping, release
-from hpctk.schedules import build
 from hpctk.stats.recorder import Counter
 from hpctk.world import world
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from hpctk.world import Comm
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     named_parameters : iterable of (str, Parameter), optional
         Instead of `model`, where there are no buffers to care for.
     schedule : str
-        Of dense all-reduces: a name that `hpctk schedule list` shows, "mpi" or "auto".
+        Of dense all-reduces: a name that `hpctk schedule list` shows, "mpi" (on a process group "torch") or "auto".
     overlap : bool
         Start communication during backward, bucket by bucket; for gradient methods.
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     on_bad_gradient : {"raise", "skip"}
         What all ranks do when a gradient is NaN or infinite on one of them.
@@ -96,7 +96,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         schedule: str = "auto",
         overlap: bool = False,
-        comm: MPI.Intracomm | None = None,
+        comm: Comm | None = None,
         on_bad_gradient: str = "raise",
     ) -> None:
         here = world(comm)
@@ -108,8 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             handshake.check(optimizer, method, on_bad_gradient)
             names = handshake.names(optimizer, model, named_parameters)
             Overlap.check(method, overlap)
-            if schedule not in ("auto", "mpi"):
-                build(schedule, "allreduce", here.size, nodes=here.nodes)
+            auto.check(here, "allreduce", schedule)
         self._base = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.method = method

@@ -47,6 +47,12 @@ def machine(here: World) -> Machine:
     return current(here).calibration.machine
 
 
+def check(here: World, kind: str, schedule: str) -> None:
+    """Raise SettingError where a schedule is not known on these ranks."""
+    if schedule not in ("auto", here.own.name):
+        build(schedule, kind, here.size, nodes=here.nodes)
+
+
 def plan_for(here: World, kind: str, nbytes: int, schedule: str, root: int = 0) -> Plan:
     """Return the plan of a schedule, or of the best one where it is "auto".
 
@@ -61,6 +67,8 @@ def choose(here: World, kind: str, nbytes: int) -> str:
     choice = current(here)
     schedule = choice.chosen.get((kind, nbytes))
     if schedule is None:
-        schedule = choice.calibration.best(kind, here.size, nbytes, here.nodes)
+        best = choice.calibration.best(kind, here.size, nbytes, here.nodes)
+        # What was measured as "mpi" is the library's own, whichever library that is here.
+        schedule = here.own.name if best == "mpi" else best
         choice.chosen[kind, nbytes] = schedule
     return schedule
