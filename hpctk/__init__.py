@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hpctk._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from hpctk import ddp as ddp
     from hpctk.collectives.allgather import allgather as allgather
     from hpctk.collectives.allgather import iallgather as iallgather
     from hpctk.collectives.allreduce import allreduce as allreduce
@@ -78,10 +79,15 @@ _HOMES = {
     "PowerSGD": "compressors",
 }
 
-__all__ = ["__version__", *_HOMES]
+#: Other ways in, each a module of its own.
+_MODULES = ("ddp",)
+
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"hpctk.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hpctk' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hpctk.{_HOMES[name]}"), name)

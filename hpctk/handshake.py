@@ -21,6 +21,11 @@ def check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
         raise SettingError(
             "LBFGS evaluates its closure several times in a step, each rank as often as it likes"
         )
+    check_method(method, on_bad_gradient)
+
+
+def check_method(method: Any, on_bad_gradient: str) -> None:
+    """Raise SettingError for what is no method, and for an unknown way to treat bad gradients."""
     if not isinstance(method, Method):
         raise SettingError(f"method={method!r}: need a method such as hpctk.AdaCons()")
     if on_bad_gradient not in ON_BAD_GRADIENT:
@@ -47,15 +52,20 @@ def names(
             f"{len(optimized) - len(found)} parameters of the optimizer have no name in "
             f"{'the model' if model is not None else 'named_parameters'}"
         )
-    kinds = {parameter.dtype for parameter in found.values() if parameter.requires_grad}
+    check_dtypes(parameter for parameter in found.values() if parameter.requires_grad)
+    return found
+
+
+def check_dtypes(trained: Iterable[torch.nn.Parameter]) -> None:
+    """Raise TensorError unless the trained parameters are all float32 or all float64; SettingError without any."""
+    kinds = {parameter.dtype for parameter in trained}
     if len(kinds) > 1 or kinds - {torch.float32, torch.float64}:
         shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise TensorError(
             f"parameters of {shown}: need all float32 or all float64 (half precision by torch.autocast)"
         )
     if not kinds:
-        raise SettingError("no parameter of the optimizer requires a gradient")
-    return found
+        raise SettingError("no parameter requires a gradient")
 
 
 def digest(

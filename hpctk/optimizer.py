@@ -296,16 +296,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        recorders = engine_of(self._replica.world).recorders
-        # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
-        if any(recorder is self._counter for recorder in recorders):
+        with engine_of(self._replica.world).telling(self._counter):
             yield
-            return
-        recorders.append(self._counter)
-        try:
-            yield
-        finally:
-            recorders[:] = [recorder for recorder in recorders if recorder is not self._counter]
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"

@@ -125,9 +125,9 @@ class ParcelRun:
     def progress(self, *, wait: bool = False) -> bool:
         """Take in what is complete and start what may start; return whether anything happened.
 
-        With `wait` it may wait for a message, where that is cheaper than asking.
+        Never waits: what was sent may go on its way only when its header has been read at the other end.
         """
-        finished = self._wait_for_first() if wait and self._transport.waits else self._poll()
+        finished = self._poll()
         for piece in finished:
             self._arrive(piece)
         if finished:
@@ -139,12 +139,6 @@ class ParcelRun:
     def _poll(self) -> list[Any]:
         finished: list[Any] = self._receiving.land(self._transport, LOOK)
         return finished + self._sending.land(self._transport, LOOK)
-
-    def _wait_for_first(self) -> list[Any]:
-        flights = [flight for flight in (self._sending, self._receiving) if flight.segments]
-        return (
-            min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1, True) if flights else []
-        )
 
     def _look_ahead(self) -> None:
         while not self._exhausted and len(self._open) < WINDOW:
