@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctk import handshake, optimizer
 from hpctk.collectives import auto
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine import counted, engine_of
 from hpctk.compressors import finite
 from hpctk.driver import Driver
 from hpctk.errors import SettingError
@@ -183,14 +183,14 @@ class Attached:
         taken = Bucket(buffer, gradients, future)
         self._buckets.append(taken)
         if self._parts is not None:
-            with self._driver.lock, self._engine.telling(self._counter):
+            with self._driver.lock, counted(self._replica.world, self._counter):
                 sent = {name: _finite(gradient) for name, gradient in gradients.items()}
                 taken.started = self._parts.start_bucket(self._lane(bucket.index()), sent)
             if not bucket.is_last():
                 self._driver.start()
         if bucket.is_last():
             self._driver.stop()
-            with self._engine.telling(self._counter):
+            with counted(self._replica.world, self._counter):
                 self._finish()
         return future
 
@@ -267,9 +267,7 @@ def _check(ddp_model: DistributedDataParallel, method: Any, on_bad_gradient: str
             f"attach: Mean(clip={method.clip}) shortens the optimizer's step, which a communication hook does not see: "
             "call torch.nn.utils.clip_grad_norm_ after backward, or use hpctk.ddp.DistributedOptimizer"
         )
-    handshake.check_dtypes(
-        parameter for parameter in ddp_model.module.parameters() if parameter.requires_grad
-    )
+    handshake.check_dtypes(dict(ddp_model.module.named_parameters()))
 
 
 def _initialised(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -6,7 +6,9 @@ would wait for each other forever.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpctk import environment
 from hpctk.collectives.calibration import Calibration, read
@@ -42,6 +44,19 @@ def use(here: World, new: Calibration) -> None:
     here.attached[Choice] = Choice(new)
 
 
+def resolved(here: World) -> dict[str, Any]:
+    """Return what was resolved so far, to be used again by `resolve`. Collective at the first call."""
+    choice = current(here)
+    chosen = [[kind, nbytes, schedule] for (kind, nbytes), schedule in choice.chosen.items()]
+    return {"calibration": choice.calibration.to_json(), "chosen": chosen}
+
+
+def resolve(here: World, kept: Mapping[str, Any]) -> None:
+    """Choose from now on as `resolved` says; every rank must be given the same."""
+    chosen = {(str(kind), int(nbytes)): str(schedule) for kind, nbytes, schedule in kept["chosen"]}
+    here.attached[Choice] = Choice(Calibration.from_json(kept["calibration"]), chosen)
+
+
 def machine(here: World) -> Machine:
     """Return the machine's figures in use. Collective over the communicator at the first call."""
     return current(here).calibration.machine
@@ -67,8 +82,7 @@ def choose(here: World, kind: str, nbytes: int) -> str:
     choice = current(here)
     schedule = choice.chosen.get((kind, nbytes))
     if schedule is None:
-        best = choice.calibration.best(kind, here.size, nbytes, here.nodes)
-        # What was measured as "mpi" is the library's own, whichever library that is here.
-        schedule = here.own.name if best == "mpi" else best
+        schedule = choice.calibration.best(kind, here.size, nbytes, here.nodes)
         choice.chosen[kind, nbytes] = schedule
-    return schedule
+    # What is called "mpi" in calibrations and checkpoints is the library's own, whichever library that is here.
+    return here.own.name if schedule == "mpi" else schedule

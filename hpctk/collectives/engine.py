@@ -208,19 +208,6 @@ class Engine:
             kept = self._workspaces[name] = np.empty(nbytes, np.uint8)
         return kept[:nbytes]
 
-    @contextmanager
-    def telling(self, recorder: Recorder) -> Iterator[None]:
-        """Tell one more recorder of the calls that are started meanwhile."""
-        # By identity: counters with equal numbers are equal. What tells it already is not to tell it twice.
-        if any(one is recorder for one in self.recorders):
-            yield
-            return
-        self.recorders.append(recorder)
-        try:
-            yield
-        finally:
-            self.recorders[:] = [one for one in self.recorders if one is not recorder]
-
     def report(self, call: Call) -> None:
         """Tell the recorders of a call."""
         for recorder in self.recorders:
@@ -239,3 +226,18 @@ def engine_of(world: World) -> Engine:
         # Ranks may wait for different things: whatever this one waits for, its runs go on.
         world.background.append(engine.progress)
     return engine
+
+
+@contextmanager
+def counted(world: World, counter: Counter) -> Iterator[None]:
+    """Let a counter, too, hear of the calls that are made inside. Local; may be nested."""
+    recorders = engine_of(world).recorders
+    # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
+    if any(recorder is counter for recorder in recorders):
+        yield
+        return
+    recorders.append(counter)
+    try:
+        yield
+    finally:
+        recorders[:] = [recorder for recorder in recorders if recorder is not counter]

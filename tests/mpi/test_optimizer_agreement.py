@@ -64,7 +64,7 @@ WRONG = {
     "parameters of float16: need all float32": lambda: wrapped(net(dtype=torch.float16)),
     "parameters of bfloat16: need all float32": lambda: wrapped(net(dtype=torch.bfloat16)),
     "parameters of float32, float64: need": mixed,
-    "no parameter requires a gradient": lambda: half_frozen(net()),
+    "no parameter of the optimizer requires a gradient": lambda: half_frozen(net()),
     "overlap=True: LocalSGD does not exchange gradients": lambda: wrapped(
         net(), hpctk.LocalSGD(), overlap=True
     ),
