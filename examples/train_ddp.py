@@ -1,4 +1,4 @@
-"""Train on the bundled digits with DistributedDataParallel; hpctk is the two lines marked with an arrow.
+"""Train on the bundled digits with DistributedDataParallel; hpctk is what follows the two arrows.
 
   torchrun --standalone --nproc-per-node=2 examples/train_ddp.py
   torchrun --standalone --nproc-per-node=2 examples/train_ddp.py --method adacons
@@ -9,6 +9,7 @@ No MPI is needed.
 """
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -45,15 +46,15 @@ def options():
 def main():
     """Train, evaluate, and say what it cost."""
     given = options()
-    device = (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
 
     train, test = digits.load()
+    test = digits.Split(test.images.to(device), test.labels.to(device))
     data = TensorDataset(train.images, train.labels)
     sampler = DistributedSampler(data, size, rank, seed=1, drop_last=True)
     loader = DataLoader(data, given.batch, sampler=sampler, drop_last=True)
@@ -63,11 +64,11 @@ def main():
     method = METHODS[given.method]
     if method.kind == "gradient":
         model = DistributedDataParallel(network)
-        at_work = hpctk.ddp.attach(model, method)  # <-- gradient methods
+        # <-- gradient methods
+        at_work = hpctk.ddp.attach(model, method)
     else:
-        at_work = optimizer = hpctk.ddp.DistributedOptimizer(
-            optimizer, method, model=network
-        )  # <-- all others
+        # <-- all others
+        at_work = optimizer = hpctk.ddp.DistributedOptimizer(optimizer, method, model=network)
 
     for epoch in range(given.epochs):
         sampler.set_epoch(epoch)
@@ -78,16 +79,16 @@ def main():
             optimizer.step()
 
     if method.kind == "gradient":
-        accuracy = digits.accuracy(network.cpu(), test)
+        accuracy = digits.accuracy(network, test)
     else:
         with optimizer.consensus():
-            accuracy = digits.accuracy(network.cpu(), test)
+            accuracy = digits.accuracy(network, test)
     if rank == 0:
         stats = at_work.stats
         # So few bytes that torch's own all-reduce is taken, which does not tell what it sends.
         sent = f"{stats.sent_bytes} bytes" if not stats.uncounted_calls else "an unknown number of bytes"
         print(
-            f"{given.method} on {size} processes: accuracy {accuracy:.3f} after {stats.steps} steps, {sent} sent by rank 0"
+            f"{given.method} on {size} processes: accuracy {accuracy:.3f} after {stats.steps} steps, rank 0 sent {sent}"
         )
     dist.destroy_process_group()
 
