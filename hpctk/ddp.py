@@ -185,7 +185,8 @@ class Attached:
         if self._parts is not None:
             with self._driver.lock, counted(self._replica.world, self._counter):
                 sent = {name: _finite(gradient) for name, gradient in gradients.items()}
-                taken.started = self._parts.start_bucket(self._lane(bucket.index()), sent)
+                # DDP hands over the same buckets in the same order on all ranks.
+                taken.started = self._parts.start_bucket(self._lane(bucket.index()), sent, in_order=True)
             if not bucket.is_last():
                 self._driver.start()
         if bucket.is_last():

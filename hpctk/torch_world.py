@@ -11,6 +11,7 @@ whom a rank has waited for in vain, the ranks tell each other through the store 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -32,8 +33,8 @@ from hpctk.transport.torch_allreduce import TorchAllreduce
 from hpctk.transport.torch_distributed import TorchTransport
 from hpctk.world import World
 
-#: Seconds before the first nap, and of a nap.
-SPIN_S, NAP_S = 1e-3, 5e-5
+#: Between two looks at a collective, and at what goes on in the background.
+PAUSE = timedelta(milliseconds=1)
 #: Seconds in which a process that has closed its connections is gone.
 LEAVE_S = 1.0
 #: Seconds that other ranks have at the deadline to say that they wait, too.
@@ -131,7 +132,7 @@ class TorchWorld(World):
 
     def wait(self, work: Any, operation: str, peers: Iterable[int] = ()) -> None:
         """Wait for a collective of torch.distributed; raise PeerError that names `operation` at the deadline."""
-        vigil = self.vigil(operation)
+        vigil = self.vigil(operation, lambda: _look(work))
         while not work.is_completed():
             vigil.nap(lambda: peers)
         try:
@@ -139,9 +140,9 @@ class TorchWorld(World):
         except RuntimeError as error:
             raise self.lost(operation, peers, error) from error
 
-    def vigil(self, operation: str) -> Vigil:
-        """Return what to do between two looks at messages."""
-        return Vigil(self, operation)
+    def vigil(self, operation: str, pause: Callable[[], None]) -> Vigil:
+        """Return what to do between two looks at messages; `pause` waits for a moment, or until one is there."""
+        return Vigil(self, operation, pause)
 
     def work(self) -> bool:
         """Go on with everything in the background; return whether anything got done."""
@@ -231,8 +232,8 @@ class TorchWorld(World):
 class Vigil:
     """One wait: call `nap` whenever there is nothing to do, `progress` whenever there was."""
 
-    def __init__(self, here: TorchWorld, operation: str) -> None:
-        self._here, self._operation = here, operation
+    def __init__(self, here: TorchWorld, operation: str, pause: Callable[[], None]) -> None:
+        self._here, self._operation, self._pause = here, operation, pause
         self._began = 0.0
 
     def progress(self) -> None:
@@ -245,12 +246,17 @@ class Vigil:
         self._began = self._began or now
         if self._here.work():
             self.progress()
-        elif now < self._began + SPIN_S:
-            os.sched_yield()
         elif now < self._began + self._here.timeout_s:
-            time.sleep(NAP_S)
+            self._pause()
         else:
             raise self._here.lost(self._operation, peers())
+
+
+def _look(work: Any) -> None:
+    """Wait for a collective, but not for long."""
+    # Unlike a message's, such a wait may end early and harms nobody; if the collective failed, the last one says so.
+    with contextlib.suppress(RuntimeError):
+        work.wait(PAUSE)
 
 
 def _machine() -> int:

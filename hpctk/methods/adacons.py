@@ -94,7 +94,7 @@ class AdaConsRun(BucketRun):
         """Parts are exchanged during backward; the weights, and the rest, follow when all are there."""
         return True
 
-    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Part:
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Part:
         """Start exchanging the parts of some gradients. Collective over the communicator. Not in place."""
         here = self.replica.world
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()]).cpu().numpy()

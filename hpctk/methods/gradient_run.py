@@ -127,11 +127,11 @@ class BucketRun(GradientRun):
         """Whether it can with these settings: then backward may overlap."""
 
     @abstractmethod
-    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Any:
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Any:
         """Start exchanging some gradients; return what `finish_buckets` needs.
 
         Collective over the communicator. Not in place. `lane` is the engine's, reserved for this bucket: ranks come
-        to it at different times.
+        to it at different times, unless it is known that they start all their collectives `in_order`.
         """
 
     @abstractmethod

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Messages of one direction that have a thread each.
 WAITED = 8
+#: Seconds between two looks where none of them has come.
+PAUSE_S = 1e-3
 
 
 class Message:
@@ -52,7 +54,7 @@ class Message:
             raise self._error
 
     def watch(self, timeout: timedelta) -> None:
-        """Wait for it in a thread."""
+        """Wait for it, in a thread."""
         try:
             self._work.wait(timeout)
         except RuntimeError as error:
@@ -67,6 +69,7 @@ class Watchers:
         self._timeout = timeout
         self._messages: SimpleQueue[Message] = SimpleQueue()
         self._idle = threading.Semaphore(0)
+        self._news = threading.Event()
 
     def give(self, message: Message) -> None:
         """Let a thread wait for a message."""
@@ -78,7 +81,13 @@ class Watchers:
     def _work(self) -> None:
         while True:
             self._messages.get().watch(self._timeout)
+            self._news.set()
             self._idle.release()
+
+    def pause(self) -> None:
+        """Let some time pass, or return as soon as a message is there that nobody has heard of yet."""
+        self._news.wait(PAUSE_S)
+        self._news.clear()
 
 
 class TorchTransport:
@@ -134,4 +143,4 @@ class TorchTransport:
     def vigil(self, operation: str) -> Patience:
         """Return what to do while nothing is complete."""
         self._operation = operation
-        return self._world.vigil(operation)
+        return self._world.vigil(operation, self._watchers.pause)

@@ -157,6 +157,14 @@ def test_the_same_but_for_rounding_under_ddp(world, process_group, name, dtype):
     assert stats.counts["rounds"] == STEPS
 
 
+def test_torchs_own_all_reduce_under_ddp(world, process_group):
+    over_mpi, _ = trained(world, hpctk.Mean())
+    under_ddp, stats = trained_under_ddp(world, process_group, hpctk.Mean(), schedule="torch")
+    assert_within(over_mpi[:-1], under_ddp, ROUNDING[torch.float32], "torch")
+    assert stats.uncounted_calls > STEPS
+    assert stats.sent_bytes == 0
+
+
 @pytest.mark.parametrize("name", BY_BUCKETS)
 def test_the_same_bits_with_overlap(world, process_group, name):
     over_mpi, _ = trained(world, METHODS[name](), overlap=True)
