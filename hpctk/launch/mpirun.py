@@ -47,8 +47,8 @@ def flags(kind: str, sections: Sequence[typed.Section], facts: Facts) -> list[st
         return open_mpi_flags(sections, facts, away, crowded)
     if kind == "intel":
         return intel_flags(sections, facts, crowded)
-    # MPICH binds nothing, counts no slots, minds no root, and its Hydra hands on the whole environment
-    # (-genvlist would hand on less).
+    # MPICH binds nothing, counts no slots and minds no root; its Hydra hands on the whole environment, of
+    # which -genvlist would leave the rest behind.
     return []
 
 
