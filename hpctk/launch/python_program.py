@@ -57,7 +57,9 @@ def _insert_before(words: list[str], at: int, i: int) -> list[str]:
     word = words[at]
     joined = word[i + 1 :]
     rest = ([joined] if joined else []) + words[at + 1 :]
-    ends_jobs = rest[:1] and (rest[0].split(".")[0] == "mpi4py" or rest[:2] == ["hpctk", "run"])
+    if not rest:
+        return words
+    ends_jobs = rest[0].split(".")[0] == "mpi4py" or rest[:2] == ["hpctk", "run"]
     if word[i] == "m" and ends_jobs:
         return words
     before = [f"-{word[1:i]}"] if i > 1 else []

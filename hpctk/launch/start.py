@@ -23,6 +23,8 @@ from hpctk.launch.mpirun import mpirun_line
 #: Seconds for `mpirun --version`; it takes a tenth of one, except on a cold network file system.
 VERSION_S = 30
 
+NO_HOROVOD = "no Horovod here: ./launch/setup --with-horovod builds it (g++, cmake and make needed)"
+
 USAGE = """\
 usage: launch/{name} [--print] [--plain] [--mpi KIND] ARGUMENT OF {name} ... PROGRAM [ARGUMENT ...]
 
@@ -84,34 +86,33 @@ def prepare(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables to set and the command line to run."""
     venv = find_venv(project, environ)
-    # Should launch/ itself be on PATH, its mpirun is not the one to be found.
-    path = os.pathsep.join(
-        folder for folder in environ.get("PATH", "").split(os.pathsep) if not _is(folder, f"{project}/launch")
-    )
-    environ = {**environ, "PATH": path} if path != environ.get("PATH", "") else environ
-    columns = shutil.get_terminal_size().columns if os.isatty(2) else None
+    path = without_folder(environ.get("PATH", ""), f"{project}/launch")
     search = f"{venv}/bin{os.pathsep}{path}" if venv else path
-    if own.mpi:
-        kind, mpirun = check_kind(own.mpi), shutil.which("mpirun", path=search) or "mpirun"
-    else:
-        mpirun = find(search, "mpirun", "no mpirun here: ./launch/setup makes an environment that has one")
-        kind = kind_of(version_of(mpirun))
+    mpirun, kind = find_mpi(search, own.mpi)
     if name == "mpirun":
+        launcher = mpirun
         tagged = bool(typed.names(typed.read_sections(words, arity(kind))) & TAGGING_OPTIONS)
-        added = job_environment(environ, venv, columns, tagged)
-        facts = Facts(mpirun, os.geteuid() == 0, cores(), {**environ, **added})
-        return added, mpirun_line(kind, words, facts, own.plain)
-    if not own.mpi:
-        horovodrun.check_mpi(kind, mpirun)
-    launcher = find(
-        search,
-        "horovodrun",
-        "no Horovod here: ./launch/setup --with-horovod builds it (g++, cmake and make needed)",
-    )
-    added = job_environment(environ, venv, columns, tagged=True)
+    else:
+        if not own.mpi:
+            horovodrun.check_mpi(kind, mpirun)
+        launcher = find(search, "horovodrun", NO_HOROVOD)
+        tagged = True
+    columns = shutil.get_terminal_size().columns if os.isatty(2) else None
+    added = {} if path == environ.get("PATH", "") else {"PATH": path}
+    added |= job_environment({**environ, **added}, venv, columns, tagged)
     facts = Facts(launcher, os.geteuid() == 0, cores(), {**environ, **added})
-    added.update(horovodrun.horovodrun_environment(kind, words, facts))
+    if name == "mpirun":
+        return added, mpirun_line(kind, words, facts, own.plain)
+    added |= horovodrun.horovodrun_environment(kind, words, facts)
     return added, horovodrun.horovodrun_line(kind, words, facts, own.plain)
+
+
+def find_mpi(path: str, kind: str | None) -> tuple[str, str]:
+    """Return mpirun and which MPI it belongs to; where the kind is given, it need not be here."""
+    if kind is not None:
+        return shutil.which("mpirun", path=path) or "mpirun", check_kind(kind)
+    mpirun = find(path, "mpirun", "no mpirun here: ./launch/setup makes an environment that has one")
+    return mpirun, kind_of(version_of(mpirun))
 
 
 def find_venv(project: str, environ: Mapping[str, str]) -> str | None:
@@ -175,6 +176,8 @@ def shown(added: Mapping[str, str], line: Sequence[str], path: str) -> str:
     return " ".join([*(["env", *settings] if settings else []), shlex.join(line)])
 
 
-def _is(folder: str, other: str) -> bool:
-    """Return whether two names are the same folder."""
-    return bool(folder) and os.path.realpath(folder) == os.path.realpath(other)
+def without_folder(path: str, folder: str) -> str:
+    """Return PATH without a folder: were launch/ on it, the wrappers would find themselves."""
+    unwanted = os.path.realpath(folder)
+    kept = [each for each in path.split(os.pathsep) if os.path.realpath(each) != unwanted]
+    return os.pathsep.join(kept)
