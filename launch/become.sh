@@ -4,7 +4,7 @@
 become() { # become NAME ARGUMENT...
     local project python
     project=$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")
-    for python in "${HPCTK_VENV:-$project/.venv}/bin/python" "${VIRTUAL_ENV:-}/bin/python" python3; do
+    for python in "${HPCTK_VENV:-$project/.venv}/bin/python" "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" python3; do
         # Isolated: neither the current folder nor PYTHONPATH, which are the job's, may stand in for a module.
         if "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             exec "$python" -I -c \
