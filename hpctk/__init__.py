@@ -82,6 +82,8 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> object:
+    if name == "horovod":
+        return importlib.import_module("hpctk.horovod")
     if name not in _HOMES:
         raise AttributeError(f"module 'hpctk' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hpctk.{_HOMES[name]}"), name)

@@ -19,9 +19,9 @@ import torch
 
 from hpctk import handshake
 from hpctk.collectives.broadcast import broadcast_in_place
-from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine import counted
 from hpctk.errors import HpctkError, SettingError
+from hpctk.methods.evaluation import consensus_model
 from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
@@ -226,20 +226,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise HpctkError(
                 "consensus() inside join(): ranks that have run out of data would not come. Evaluate after the block."
             )
-        replica = self._replica
-        kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
-        with self._counting():
-            target = self._run.consensus_parameters()
-            averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
-            dense_mean(replica.world, list(averaged.values()), replica.schedule)
-        if target is not None:
-            replica.load(target)
-        _load(replica.buffers, averaged)
-        try:
+        with consensus_model(self._run, self._counting):
             yield
-        finally:
-            replica.load(kept)
-            _load(replica.buffers, kept_buffers)
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -297,22 +285,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        recorders = engine_of(self._replica.world).recorders
-        # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
-        if any(recorder is self._counter for recorder in recorders):
+        with counted(self._replica.world, self._counter):
             yield
-            return
-        recorders.append(self._counter)
-        try:
-            yield
-        finally:
-            recorders[:] = [recorder for recorder in recorders if recorder is not self._counter]
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"
-
-
-def _load(buffers: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:
-    """Overwrite buffers in place, by name: a module may hold another tensor under the same name by now."""
-    for name, value in values.items():
-        buffers[name].copy_(value)

@@ -7,7 +7,8 @@ runs in different orders. They must start them in the same order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -224,3 +225,18 @@ def engine_of(world: World) -> Engine:
         # Ranks may wait for different things: whatever this one waits for, its runs go on.
         world.background.append(engine.progress)
     return engine
+
+
+@contextmanager
+def counted(world: World, counter: Counter) -> Iterator[None]:
+    """Let a counter, too, hear of the calls that are made inside. Local; may be nested."""
+    recorders = engine_of(world).recorders
+    # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
+    if any(recorder is counter for recorder in recorders):
+        yield
+        return
+    recorders.append(counter)
+    try:
+        yield
+    finally:
+        recorders[:] = [recorder for recorder in recorders if recorder is not counter]
