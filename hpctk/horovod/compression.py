@@ -121,8 +121,8 @@ class Compression(ReadyMade):
         """Let the method act in the steps of the optimizer that Horovod made with this; return that optimizer.
 
         Collective over the process set. Optional for methods that only exchange gradients: with it they also work at
-        one rank, where Horovod compresses nothing, may skip bad gradients, and raise at the end of `synchronize`,
-        so that Horovod's optimizer can go on after the error.
+        one rank, where Horovod compresses nothing, may skip bad gradients, and raise only after `synchronize`, so that
+        Horovod's optimizer can go on after an error.
         """
         if not self._member:
             return optimizer
@@ -163,6 +163,8 @@ class Compression(ReadyMade):
         self._returned.add(name)
         if len(self._returned) == len(self._replica.kept):
             self._end_round()
+            if self._error is not None and self._attachment is None:
+                raise self._error
         return gradient
 
     def _first(self, token: torch.Tensor) -> None:
@@ -176,10 +178,7 @@ class Compression(ReadyMade):
             elif factor > 1:
                 raise SettingError(f"op=Sum: {type(self.method).__name__} averages; use op=hvd.Average")
         except HpctkError as error:
-            # Horovod's optimizer would not survive an exception in the midst of its handles.
-            if self._attachment is None:
-                self._end_round()
-                raise
+            # Raised later: Horovod must have all its tokens back before it can go on.
             self._error = error
 
     def _exchange(self, factor: int = 1) -> None:
