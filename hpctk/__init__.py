@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 from hpctk._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from hpctk.checkpoint import Checkpoints as Checkpoints
+    from hpctk.checkpoint import Stopped as Stopped
+    from hpctk.checkpoint import load_checkpoint as load_checkpoint
+    from hpctk.checkpoint import save_checkpoint as save_checkpoint
     from hpctk.collectives.allgather import allgather as allgather
     from hpctk.collectives.allgather import iallgather as iallgather
     from hpctk.collectives.allreduce import allreduce as allreduce
@@ -58,6 +62,10 @@ _HOMES = {
     "weighted_mean": "collectives.weighted_mean",
     "ConsensusState": "collectives.consensus_weights",
     "HpctkError": "errors",
+    "Checkpoints": "checkpoint",
+    "Stopped": "checkpoint",
+    "load_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoint",
     "DistributedOptimizer": "optimizer",
     "AdaCons": "methods.adacons",
     "CELGC": "methods.celgc",

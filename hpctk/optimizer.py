@@ -10,6 +10,7 @@ What counts is `.grad` when step() is called, however it got there.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from hpctk import handshake
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.engine import counted
 from hpctk.errors import HpctkError, SettingError
+from hpctk.methods.earlier import Earlier
 from hpctk.methods.evaluation import consensus_model
 from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
@@ -28,7 +30,7 @@ from hpctk.methods.replica import Replica
 from hpctk.overlap import Overlap, overlapping, release
 from hpctk.schedules import build
 from hpctk.stats.recorder import Counter
-from hpctk.world import world
+from hpctk.world import World, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -157,6 +159,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._base.state = state
 
     @property
+    def world(self) -> World:
+        """The ranks that train together."""
+        return self._replica.world
+
+    @property
     def stats(self) -> Stats:
         """What this optimizer has done on this rank so far."""
         c = self._counter
@@ -164,6 +171,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls,
             self._run.counts.copy(),
         )  # fmt: skip
+
+    def load_stats(self, stats: Stats) -> None:
+        """Go on counting from what an earlier run had counted on this rank."""
+        c = self._counter
+        c.sent_bytes, c.received_bytes = stats.sent_bytes, stats.received_bytes
+        c.messages, c.seconds, c.uncounted_calls = stats.messages, stats.seconds, stats.uncounted_calls
+        self._steps, self._run.counts = stats.steps, Counts(stats.counts)
 
     @property
     def finished(self) -> bool:
@@ -190,11 +204,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, also those of a synchronize() whose step is not to be made."""
-        if self._overlap is not None:
-            self._overlap.check_between_steps()
+        self.check_between_steps("zero_grad()")
         super().zero_grad(set_to_none)
         if isinstance(self._run, GradientRun):
             self._run.forget()
+
+    def check_between_steps(self, what: str) -> None:
+        """Raise HpctkError where gradients are under way, so that `what` would leave the ranks apart."""
+        if self._overlap is not None:
+            self._overlap.check_between_steps(what)
 
     def synchronize(self) -> None:
         """Exchange the gradients now, so that they can be looked at or clipped before step().
@@ -258,6 +276,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state_dict` returned on this rank."""
         self._run.load_local_state(state)
+
+    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
+        """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
+        return self._run.resized_state(earlier)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state and groups: what it would return without hpctk."""

@@ -68,11 +68,11 @@ class Overlap:
                 f"overlap=True: {type(method).__name__} does not exchange gradients; leave it out"
             )
 
-    def check_between_steps(self) -> None:
+    def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where gradients are under way: dropping them now would leave the ranks apart."""
         if self._arrived:
             raise HpctkError(
-                "zero_grad() between backward and step(), while gradients are under way. With overlap=True call "
+                f"{what} between backward and step(), while gradients are under way. With overlap=True call "
                 "opt.synchronize() first where a step is to be dropped."
             )
 

@@ -6,7 +6,9 @@ would wait for each other forever.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpctk import environment
 from hpctk.collectives.calibration import Calibration, read
@@ -40,6 +42,19 @@ def calibration(here: World) -> Calibration:
 def use(here: World, new: Calibration) -> None:
     """Use another calibration from now on; every rank must be given the same."""
     here.attached[Choice] = Choice(new)
+
+
+def resolved(here: World) -> dict[str, Any]:
+    """Return what was resolved so far, to be used again by `resolve`. Collective at the first call."""
+    choice = current(here)
+    chosen = [[kind, nbytes, schedule] for (kind, nbytes), schedule in choice.chosen.items()]
+    return {"calibration": choice.calibration.to_json(), "chosen": chosen}
+
+
+def resolve(here: World, kept: Mapping[str, Any]) -> None:
+    """Choose from now on as `resolved` says; every rank must be given the same."""
+    chosen = {(str(kind), int(nbytes)): str(schedule) for kind, nbytes, schedule in kept["chosen"]}
+    here.attached[Choice] = Choice(Calibration.from_json(kept["calibration"]), chosen)
 
 
 def machine(here: World) -> Machine:

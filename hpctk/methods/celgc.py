@@ -74,8 +74,9 @@ class CelgcRun(ModelRun):
 
     def local_state(self) -> dict[str, Any]:
         """Return where in its period this rank is, and the bound that was fixed at the start."""
-        return {"since_round": self.since_round, "bound": self._clipping.bound}
+        return {**super().local_state(), "bound": self._clipping.bound}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
-        self.since_round, self._clipping.bound = int(state["since_round"]), float(state["bound"])
+        super().load_local_state(state)
+        self._clipping.bound = float(state["bound"])

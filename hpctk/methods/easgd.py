@@ -20,7 +20,7 @@ import torch
 from hpctk.methods.method import Method
 from hpctk.methods.model_run import ModelRun
 from hpctk.methods.period import check_period, check_share
-from hpctk.methods.replica import Replica
+from hpctk.methods.replica import Replica, restore
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,9 @@ class EasgdRun(ModelRun):
 
     def local_state(self) -> dict[str, Any]:
         """Return the centre, and where in its period this rank is."""
-        names = self.replica.names
-        return {"centre": dict(zip(names, self.centre, strict=True)), "since_round": self.since_round}
+        return {**super().local_state(), "centre": self.replica.named(self.centre)}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
-        torch._foreach_copy_(self.centre, [state["centre"][name] for name in self.replica.names])
-        self.since_round = int(state["since_round"])
+        super().load_local_state(state)
+        restore(self.replica.named(self.centre), state["centre"], "the centre")

@@ -25,8 +25,8 @@ from hpctk.compressors import Compressor, Residuals, Sign, finite, sign
 from hpctk.compressors.compressor import refuse
 from hpctk.compressors.packet import Packet
 from hpctk.errors import SettingError
-from hpctk.methods.replica import Replica
-from hpctk.methods.update_run import Row, restore
+from hpctk.methods.replica import Replica, restore
+from hpctk.methods.update_run import Row
 
 #: The name of the model as one vector, for compressors and residuals.
 WHOLE = "the whole model"
@@ -74,8 +74,12 @@ class ErrorFeedback:
         self.errors = self._row.parts or [
             self._residuals.of(name, parameter.detach()) for name, parameter in named
         ]
-        lo, hi = shard_bounds(replica.world, self._n) if self._two_way else (0, 0)
-        self.shard = torch.zeros(hi - lo, dtype=self.parameters[0].dtype)
+        self.shard = self.own_shard(torch.zeros(self._n, dtype=self.parameters[0].dtype))
+
+    def own_shard(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return a copy of this rank's part of s, given the whole; empty where s is not cut into shards."""
+        lo, hi = shard_bounds(self._replica.world, self._n) if self._two_way else (0, 0)
+        return whole[lo:hi].clone()
 
     def exchange(self, updates: Row, x: Row) -> bool:
         """Replace updates by o and return False; or move x by o without writing it down, and return True.

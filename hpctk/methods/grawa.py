@@ -32,13 +32,14 @@ import torch
 from hpctk.collectives.compressed_mean import dense_sum
 from hpctk.collectives.gather_rows import gather_rows
 from hpctk.errors import SettingError
+from hpctk.methods.earlier import Earlier
 from hpctk.methods.grawa_weights import NONE_YET, weights
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.model_run import ModelRun
 from hpctk.methods.norms import norms
 from hpctk.methods.period import check_period, check_share
 from hpctk.methods.probe import probing
-from hpctk.methods.replica import Replica
+from hpctk.methods.replica import Replica, restore
 from hpctk.methods.tickets import Tickets
 
 NORMS = ("step", "probe")
@@ -98,6 +99,11 @@ class Grawa(Method):
         if not isinstance(self.asynchronous, bool):
             raise SettingError(f"asynchronous={self.asynchronous!r}: allowed are True and False")
         _check_budget(self.time_budget_s)
+
+    @property
+    def lockstep(self) -> bool:
+        """Fast workers do more steps in the asynchronous mode."""
+        return not self.asynchronous
 
     def begin(self, replica: Replica) -> GrawaRun:
         """Return the method at work on a replica. Collective over the communicator."""
@@ -249,20 +255,34 @@ class GrawaRun(ModelRun):
         dense_sum(self.replica.world, self.centre, self.replica.schedule)
 
     def local_state(self) -> dict[str, Any]:
-        """Return the memory of the norms, the centre, and where in its period this rank is."""
+        """Return the memory of the norms, the centre, where in its period this rank is, and the time used."""
         return {
+            **super().local_state(),
             "norms": torch.from_numpy(self._norms),
             "smooth": torch.from_numpy(self._smooth),
             "updates": self._updates,
             "probes": self._probes,
-            "centre": dict(zip(self.replica.names, self.centre, strict=True)),
-            "since_round": self.since_round,
+            "centre": self.replica.named(self.centre),
+            "elapsed_s": time.monotonic() - self._began,
+            "finished": self.finished,
         }
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
+        super().load_local_state(state)
+        restore(self.replica.named(self.centre), state["centre"], "the centre")
         self._norms = state["norms"].numpy().copy()
         self._smooth = state["smooth"].numpy().copy()
         self._updates, self._probes = int(state["updates"]), int(state["probes"])
-        torch._foreach_copy_(self.centre, [state["centre"][name] for name in self.replica.names])
-        self.since_round = int(state["since_round"])
+        self._began = time.monotonic() - float(state["elapsed_s"])
+        self.finished = bool(state["finished"])
+
+    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+        """Return the mean memory of the norms; the centre and the clock are common to all."""
+        norms = torch.stack(list(earlier.each("norms")))
+        known = norms[(norms.isfinite() & (norms >= 0)).all(1)]
+        return {
+            **super().resized_state(earlier),
+            "norms": known.mean(0) if len(known) else torch.full_like(norms[0], NONE_YET),
+            "smooth": torch.stack(list(earlier.each("smooth"))).mean(0),
+        }

@@ -8,7 +8,7 @@ where it is. The model to evaluate is the mean of the workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.methods.method import Method
@@ -46,11 +46,3 @@ class LocalSgdRun(ModelRun):
     def average(self) -> None:
         """Replace the parameters by their mean over the workers. Collective over the communicator."""
         dense_mean(self.replica.world, self.replica.values, self.replica.schedule)
-
-    def local_state(self) -> dict[str, Any]:
-        """Return where in its period this rank is."""
-        return {"since_round": self.since_round}
-
-    def load_local_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `local_state` returned."""
-        self.since_round = int(state["since_round"])

@@ -25,10 +25,11 @@ import torch
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.gather_rows import gather_rows
 from hpctk.errors import SettingError
+from hpctk.methods.earlier import Earlier
 from hpctk.methods.method import Method
 from hpctk.methods.model_run import ModelRun
 from hpctk.methods.period import check_period, check_share
-from hpctk.methods.replica import Replica
+from hpctk.methods.replica import Replica, restore
 
 #: Losses that a worker is judged by.
 LAST = 4
@@ -126,13 +127,17 @@ class LsgdRun(ModelRun):
     def local_state(self) -> dict[str, Any]:
         """Return the last losses, the leader's model, and where in its period this rank is."""
         return {
+            **super().local_state(),
             "losses": torch.tensor([float(loss) for loss in self._losses], dtype=torch.float64),
-            "centre": dict(zip(self.replica.names, self.centre, strict=True)),
-            "since_round": self.since_round,
+            "centre": self.replica.named(self.centre),
         }
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
+        super().load_local_state(state)
         self._losses = deque(state["losses"].tolist(), maxlen=LAST)
-        torch._foreach_copy_(self.centre, [state["centre"][name] for name in self.replica.names])
-        self.since_round = int(state["since_round"])
+        restore(self.replica.named(self.centre), state["centre"], "the centre")
+
+    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+        """Return the leader's model; losses of workers that are gone say nothing about the new ones."""
+        return {**super().resized_state(earlier), "losses": torch.zeros(0, dtype=torch.float64)}

@@ -27,6 +27,7 @@ from hpctk.collectives.handle import Handle
 from hpctk.compressors import Compressor, Residuals
 from hpctk.errors import SettingError
 from hpctk.methods.clipping import Clipping, check_clip
+from hpctk.methods.earlier import Earlier, mean_tensors
 from hpctk.methods.gradient_run import BucketRun
 from hpctk.methods.method import Method, scaled_rates
 from hpctk.methods.norms import global_norm
@@ -128,10 +129,12 @@ class MeanRun(BucketRun):
             self.replica.base.step()
 
     def local_state(self) -> dict[str, Any]:
-        """Return the residuals, and what the compressor remembers."""
+        """Return the residuals, what the compressor remembers, and the bound that was fixed at the start."""
         state: dict[str, Any] = {"residuals": self.residuals.state_dict()}
         if self._compressor is not None:
             state["compressor"] = self._compressor.state_dict()
+        if self._clipping is not None:
+            state["bound"] = self._clipping.bound
         return state
 
     def load_local_state(self, state: dict[str, Any]) -> None:
@@ -139,3 +142,9 @@ class MeanRun(BucketRun):
         self.residuals.load_state_dict(state["residuals"])
         if self._compressor is not None:
             self._compressor.load_state_dict(state["compressor"])
+        if self._clipping is not None:
+            self._clipping.bound = float(state["bound"])
+
+    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+        """Return residuals whose mean over the ranks is what it was; the rest is common to all."""
+        return {**earlier.first(), "residuals": mean_tensors(earlier, "residuals")}

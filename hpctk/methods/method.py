@@ -23,6 +23,7 @@ import torch
 
 from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError
+from hpctk.methods.earlier import Earlier
 from hpctk.methods.replica import Council, Replica
 
 Closure = Callable[[], Any]
@@ -34,6 +35,11 @@ class Method(ABC):
 
     kind: ClassVar[str]
     summary: ClassVar[str]
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all ranks do the same number of steps between two rounds."""
+        return True
 
     @abstractmethod
     def begin(self, replica: Replica) -> Run:
@@ -96,6 +102,14 @@ class Run(ABC):
         """Go on from what `local_state` returned."""
         if state:
             raise HpctkError(f"{type(self).__name__} keeps no state, but was given {', '.join(state)}")
+
+    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+        """Return the local state to go on from where another number of ranks saved theirs.
+
+        Rank 0's by default, which is right for what all ranks have in common.
+        """
+        state: dict[str, Any] = earlier.first()
+        return state
 
     def skip_or_raise(self, council: Council) -> bool:
         """Return whether all ranks skip this step because a gradient is bad; raise where that was asked for."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.methods.earlier import Earlier
 from hpctk.methods.method import Closure, Run, evaluate
 from hpctk.methods.replica import Replica
 
@@ -83,6 +84,23 @@ class ModelRun(Run):
         mean = self.replica.copies()
         dense_mean(self.replica.world, mean, self.replica.schedule)
         return mean
+
+    def local_state(self) -> dict[str, Any]:
+        """Return where in its period this rank is, and what the others are to hear at the next round."""
+        return {
+            "since_round": self.since_round,
+            "bad": self.bad,
+            "last_step_was_bad": self.last_step_was_bad,
+        }
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        self.since_round = int(state["since_round"])
+        self.bad, self.last_step_was_bad = state["bad"], bool(state["last_step_was_bad"])
+
+    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+        """Return rank 0's state; a bad gradient that nobody has heard of is forgotten."""
+        return {**super().resized_state(earlier), "bad": None}
 
     def consensus_parameters(self) -> list[torch.Tensor] | None:
         """Return the mean of the workers. Collective over the communicator."""

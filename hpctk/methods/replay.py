@@ -9,13 +9,12 @@ counts every minibatch once.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
+from hpctk import random_state
 from hpctk.methods.method import Closure, evaluate
 from hpctk.methods.replica import Replica
 
@@ -32,7 +31,7 @@ class Replay:
 
     def __init__(self, replica: Replica, closure: Closure) -> None:
         self._replica, self._closure = replica, closure
-        self._random = _random_state()
+        self._random = random_state.current()
         self._buffers = _copies(replica)
 
     def gradients_at(
@@ -45,7 +44,7 @@ class Replay:
         """
         replica = self._replica
         first = [parameter.grad for parameter in replica.parameters]
-        after, drawn = _copies(replica), _random_state()
+        after, drawn = _copies(replica), random_state.current()
         torch._foreach_copy_(list(room), replica.values)
         try:
             # Taken away, not zeroed: zero_grad(set_to_none=False) would wipe out the first ones.
@@ -66,22 +65,8 @@ class Replay:
         for name, buffer in self._replica.buffers.items():
             if name in buffers:
                 buffer.detach().copy_(buffers[name])
-        _set_random_state(drawn)
+        random_state.put_back(drawn)
 
 
 def _copies(replica: Replica) -> dict[str, torch.Tensor]:
     return {name: buffer.detach().clone() for name, buffer in replica.buffers.items()}
-
-
-def _random_state() -> tuple[Any, ...]:
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), devices, random.getstate(), np.random.get_state()
-
-
-def _set_random_state(state: tuple[Any, ...]) -> None:
-    host, devices, python, numpy = state
-    torch.set_rng_state(host)
-    if devices:
-        torch.cuda.set_rng_state_all(devices)
-    random.setstate(python)
-    np.random.set_state(numpy)

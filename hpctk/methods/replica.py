@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,6 +180,10 @@ class Replica:
         """Overwrite the parameters, in place."""
         torch._foreach_copy_(self.values, list(values))
 
+    def named(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return tensors, one for each parameter, by the parameters' names."""
+        return dict(zip(self.names, tensors, strict=True))
+
     def copies(self) -> list[torch.Tensor]:
         """Return copies of the parameters, contiguous."""
         return [value.clone(memory_format=torch.contiguous_format) for value in self.values]
@@ -189,3 +193,25 @@ def _numbers(items: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers, and tuples of numbers, of a group or of a parameter's state."""
     parts = {key: x if isinstance(x, tuple) else (x,) for key, x in items.items()}
     return {key: items[key] for key in items if all(isinstance(x, int | float) for x in parts[key])}
+
+
+def restore(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], what: str) -> None:
+    """Overwrite tensors, in place, by the saved ones of the same names.
+
+    Raises
+    ------
+    TensorError
+        Where names, shapes or dtypes are not the same; then nothing was changed.
+    """
+    if set(targets) != set(saved):
+        odd = sorted(set(targets) ^ set(saved))[0]
+        raise TensorError(f"{what}: {odd!r} is only in the {'model' if odd in targets else 'saved state'}")
+    for name, target in targets.items():
+        given = saved[name]
+        if given.shape != target.shape or given.dtype != target.dtype:
+            raise TensorError(
+                f"{what} of {name!r}: {given.dtype} {tuple(given.shape)} was saved, but the model needs "
+                f"{target.dtype} {tuple(target.shape)}"
+            )
+    for name, target in targets.items():
+        target.copy_(saved[name])

@@ -28,10 +28,11 @@ from hpctk import buffers
 from hpctk.compressors import Compressor
 from hpctk.errors import SettingError
 from hpctk.kernels import updates
+from hpctk.methods.earlier import Earlier, mean_tensors
 from hpctk.methods.error_feedback import ErrorFeedback
 from hpctk.methods.method import Method
-from hpctk.methods.replica import Replica
-from hpctk.methods.update_run import Row, UpdateRun, restore
+from hpctk.methods.replica import Replica, restore
+from hpctk.methods.update_run import Row, UpdateRun
 
 
 @dataclass(frozen=True)
@@ -159,3 +160,12 @@ class SaefRun(UpdateRun):
         self.feedback.load_state_dict(state)
         self.t = int(state["t"])
         self._write(moves=False)
+
+    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+        """Return residuals whose mean over the ranks is what it was, and this rank's part of the server's."""
+        shards = torch.cat(list(earlier.each("server_shard")))
+        return {
+            **earlier.first(),
+            "residuals": mean_tensors(earlier, "residuals"),
+            "server_shard": self.feedback.own_shard(shards),
+        }

@@ -33,11 +33,12 @@ from hpctk.collectives.lazy_allgather import lazy_allgather
 from hpctk.compressors import Residuals, TopK, sparse
 from hpctk.compressors import density as densities
 from hpctk.errors import SettingError
+from hpctk.methods.earlier import Earlier, mean_tensors, share_tensors
 from hpctk.methods.last_messages import LastMessages
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replay import Replay
-from hpctk.methods.replica import Replica
-from hpctk.methods.update_run import Row, UpdateRun, difference, restore, squared_distance
+from hpctk.methods.replica import Replica, restore
+from hpctk.methods.update_run import Row, UpdateRun, difference, squared_distance
 
 REDUCTIONS = ("sum", "mean")
 
@@ -194,7 +195,7 @@ class SasgRun(UpdateRun):
         refuse_bad_sums(self._updates(), self.residuals)
 
     def _updates(self) -> dict[str, torch.Tensor]:
-        return dict(zip(self.replica.names, self._room.parts, strict=True))
+        return self.replica.named(self._room.parts)
 
     def _message(self) -> Any:
         """Return q, of all tensors as one sparse vector; what it lacks of the update stays in e."""
@@ -235,8 +236,19 @@ class SasgRun(UpdateRun):
         self.lengths = state["lengths"].tolist()
         self.delay, self.t = int(state["delay"]), int(state["t"])
 
+    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+        """Return residuals that keep what is applied; every rank uploads first, as no message is known.
+
+        The messages of ranks that skipped would only have been applied once more: nothing is lost with them.
+        """
+        if self._settings.reduce == "mean":
+            residuals = mean_tensors(earlier, "residuals")
+        else:
+            residuals = share_tensors(earlier, self.replica.world.size, "residuals")
+        return {**earlier.first(), "residuals": residuals, "messages": {}, "delay": 0}
+
     def _named_snapshot(self) -> dict[str, torch.Tensor]:
-        return dict(zip(self.replica.names, self.snapshot, strict=True))
+        return self.replica.named(self.snapshot)
 
 
 def _is_finite(value: object) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 from hpctk import buffers
-from hpctk.errors import TensorError
 from hpctk.kernels import updates
 from hpctk.methods.method import Closure, Run, evaluate
 from hpctk.methods.replica import Council, Replica
@@ -96,25 +95,3 @@ def _in_memory_order(tensor: torch.Tensor) -> Any:
     """Return a host tensor's elements as they lie in memory: a view, unless there are gaps between them."""
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     return tensor.permute(order).reshape(-1).numpy()
-
-
-def restore(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], what: str) -> None:
-    """Overwrite tensors, in place, by the saved ones of the same names.
-
-    Raises
-    ------
-    TensorError
-        Where names, shapes or dtypes are not the same; then nothing was changed.
-    """
-    if set(targets) != set(saved):
-        odd = sorted(set(targets) ^ set(saved))[0]
-        raise TensorError(f"{what}: {odd!r} is only in the {'model' if odd in targets else 'saved state'}")
-    for name, target in targets.items():
-        given = saved[name]
-        if given.shape != target.shape or given.dtype != target.dtype:
-            raise TensorError(
-                f"{what} of {name!r}: {given.dtype} {tuple(given.shape)} was saved, but the model needs "
-                f"{target.dtype} {tuple(target.shape)}"
-            )
-    for name, target in targets.items():
-        target.copy_(saved[name])

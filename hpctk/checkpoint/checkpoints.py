@@ -1,0 +1,172 @@
+"""When to save: every so many steps, every so many seconds, and before a job is ended from outside.
+
+    checkpoints = hpctk.Checkpoints("run/checkpoints", opt, model, every_s=600)
+    kept = checkpoints.resume() or {"epoch": 0}
+    for epoch in range(kept["epoch"], epochs):
+        for batch in ...:
+            ...
+            opt.step()
+            checkpoints.after_step(epoch=epoch)
+
+All ranks must decide alike. Steps they can count by themselves; clocks and signals they cannot, so they meet for them
+about every MEETING_S seconds: how many steps that is, rank 0 says each time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from hpctk.checkpoint import folder, stop_signals
+from hpctk.checkpoint.load import load_checkpoint
+from hpctk.checkpoint.save import save_checkpoint
+from hpctk.checkpoint.stop_signals import StopSignals
+from hpctk.errors import SettingError
+from hpctk.optimizer import DistributedOptimizer
+
+#: Seconds between two meetings, about; and the most steps.
+MEETING_S, MEETING_STEPS = 0.25, 1000
+#: "Saved, run me again": what a job's script looks for.
+EXIT_SAVED = 85
+
+
+class Stopped(SystemExit):
+    """All ranks have saved and leave, because a signal asked for it; the exit status is 85."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(EXIT_SAVED)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Checkpoints:
+    """The checkpoints of one training.
+
+    Collective over the optimizer's communicator: making one, `resume`, `after_step`, `save`.
+
+    After SIGTERM or SIGUSR2 on any rank all ranks save at the same step boundary and raise Stopped, which ends the
+    program with status 85. A second signal does what it did before.
+
+    Parameters
+    ----------
+    path : str or Path
+        Their folder; made where it is missing. An error now if it cannot be written.
+    opt : DistributedOptimizer
+    model : torch.nn.Module
+    every_steps : int, optional
+        Save after every so many steps. With asynchronous GRAWA: rounds.
+    every_s : float, optional
+        Save after so many seconds, on rank 0's clock.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        opt: DistributedOptimizer,
+        model: torch.nn.Module,
+        *,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+    ) -> None:
+        self._path, self._opt, self._model = Path(path), opt, model
+        here = opt.world
+        with here.shared_errors(f"keeping checkpoints in {path}"):
+            _check(every_steps, every_s)
+            self._path.mkdir(parents=True, exist_ok=True)
+            folder.check_writable(self._path, here.rank)
+        here.agree("Checkpoints", [("path", path), ("every_steps", every_steps), ("every_s", every_s)])
+        self._every_steps, self._every_s = every_steps, every_s
+        self._signals = StopSignals()
+        self._saved_s = self._met_s = time.monotonic()
+        self._marks = self._met = self._now()
+        self._next_meeting = self._met + 1
+
+    def resume(self) -> dict[str, Any] | None:
+        """Load the newest whole checkpoint; return its extra, or None where there is none yet. Collective."""
+        there = self._opt.world.run_on_root(
+            f"looking for checkpoints in {self._path}", lambda: bool(folder.whole(self._path))
+        )
+        extra = load_checkpoint(self._path, self._opt, self._model) if there else None
+        self._marks = self._met = self._now()
+        self._next_meeting = self._met + 1
+        self._saved_s = self._met_s = time.monotonic()
+        return extra
+
+    def after_step(self, **extra: Any) -> None:
+        """Save if it is time to; after a signal, save and raise Stopped. Call it after every step, on every rank.
+
+        Collective now and then, on all ranks in the same step. Not inside `opt.join()`.
+        """
+        now = self._now()
+        # With asynchronous GRAWA ranks are together only in rounds; between two rounds nothing can be agreed on.
+        if now == self._marks:
+            return
+        self._marks = now
+        due = self._every_steps is not None and now % self._every_steps == 0
+        number = 0
+        if now >= self._next_meeting:
+            number, by_clock = self._meet(now)
+            due = due or by_clock
+        if due or number:
+            place = self.save(**extra)
+        if number:
+            self._leave(number, place)
+
+    def save(self, **extra: Any) -> Path:
+        """Save now, and return where. Collective."""
+        place = save_checkpoint(self._path, self._opt, self._model, **extra)
+        self._saved_s = time.monotonic()
+        return place
+
+    def close(self) -> None:
+        """Listen for signals no longer."""
+        self._signals.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _now(self) -> int:
+        """Return what all ranks count alike: steps, or rounds where ranks do as many steps as they can."""
+        stats = self._opt.stats
+        return stats.steps if self._opt.method.lockstep else stats.counts.get("rounds", 0)
+
+    def _meet(self, now: int) -> tuple[int, bool]:
+        """Return the signal that a rank has heard, 0 for none, and whether rank 0's clock says to save."""
+        here, clock = self._opt.world, time.monotonic()
+        pace = (clock - self._met_s) / max(1, now - self._met)
+        steps = min(MEETING_STEPS, max(1, int(MEETING_S / max(pace, 1e-9))))
+        by_clock = self._every_s is not None and clock - self._saved_s >= self._every_s
+        # Of all ranks the smallest counts: what only rank 0 may say is 0 and most elsewhere.
+        mine = [-int(by_clock), steps] if here.rank == 0 else [0, MEETING_STEPS]
+        least = here.minimum([-self._signals.heard, *mine], "meeting after a step")
+        self._met_s, self._met, self._next_meeting = time.monotonic(), now, now + least[2]
+        return -least[0], bool(least[1])
+
+    def _leave(self, number: int, place: Path) -> None:
+        text = f"stopped by {stop_signals.name(number)} and saved in {place}; run again with the same folder to go on"
+        if self._opt.world.rank == 0:
+            print(f"hpctk: {text}", file=sys.stderr, flush=True)
+        # Nobody leaves before all have: who ends first may take the others along.
+        self._opt.world.barrier("stopping")
+        raise Stopped(text)
+
+
+def _check(every_steps: int | None, every_s: float | None) -> None:
+    whole = isinstance(every_steps, int) and not isinstance(every_steps, bool) and every_steps > 0
+    if every_steps is not None and not whole:
+        raise SettingError(f"every_steps={every_steps!r}: need a whole number, 1 or more, or None")
+    number = isinstance(every_s, int | float) and not isinstance(every_s, bool) and every_s > 0
+    if every_s is not None and not number:
+        raise SettingError(f"every_s={every_s!r}: need a number of seconds above 0, or None")

@@ -1,0 +1,110 @@
+"""A checkpoint of another number of ranks: what every new rank goes on from.
+
+model      gradient and update methods: the parameters are the same on all ranks (SAEF writes them from its x);
+model methods: the mean of the workers. Floating point buffers: their mean; others: rank 0's
+optimizer  gradient methods: the same on all ranks; others: the mean of its tensors, numbers of rank 0
+method     as it says itself (`Run.resized_state`): residuals keep the mean, or the sum, that it applies
+random     an earlier rank's own; ranks that were not there keep the generators that their program has seeded
+extra      rank 0's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from hpctk import random_state
+from hpctk.checkpoint import training, tree
+from hpctk.methods.earlier import mean_tensors
+from hpctk.optimizer import DistributedOptimizer, Stats
+
+#: Opens the file of an earlier rank.
+Opener = Callable[[int], AbstractContextManager[Any]]
+
+
+class EarlierRanks:
+    """The states of the ranks of an earlier run, read when they are asked for.
+
+    Parameters
+    ----------
+    size : int
+    opener : callable
+    root : str, optional
+        The key under which all others are.
+    """
+
+    def __init__(self, size: int, opener: Opener, *root: str) -> None:
+        self.size, self._opener, self._root = size, opener, root
+
+    def each(self, *path: str) -> Iterator[Any]:
+        """Yield what every rank had under a key, in rank order."""
+        return (self.of(rank, *path) for rank in range(self.size))
+
+    def first(self, *path: str) -> Any:
+        """Return what rank 0 had under a key."""
+        return self.of(0, *path)
+
+    def of(self, rank: int, *path: str) -> Any:
+        """Return what a rank had under a key."""
+        with self._opener(rank) as file:
+            return tree.read(file, *self._root, *path)
+
+
+def put_back(opt: DistributedOptimizer, model: torch.nn.Module, size: int, opener: Opener) -> dict[str, Any]:
+    """Let this rank go on from what `size` ranks were; return the extra of rank 0."""
+    whole = EarlierRanks(size, opener)
+    rank, kind = opt.world.rank, opt.method.kind
+    training.load_model(model, _model(whole, dict(model.named_parameters()), kind))
+    opt.load_state_dict(_optimizer(whole, kind))
+    opt.load_local_state_dict(opt.resized_local_state_dict(EarlierRanks(size, opener, "method")))
+    stats = Stats(**whole.of(rank if rank < size else 0, "stats"))
+    if rank >= size:
+        # This rank has sent nothing yet, but steps and rounds are everybody's.
+        stats = Stats(stats.steps, 0, 0, 0, 0.0, 0, stats.counts)
+    opt.load_stats(stats)
+    if rank < size:
+        random_state.put_back(whole.of(rank, "random"))
+    extra: dict[str, Any] = whole.first("extra")
+    return extra
+
+
+def _model(whole: EarlierRanks, parameters: dict[str, Any], kind: str) -> dict[str, Any]:
+    state: dict[str, Any] = whole.first("model")
+    for part in ("state", "left_out"):
+        floating = {
+            name
+            for name, value in state[part].items()
+            if isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and (kind == "model" or name not in parameters)
+        }
+        state[part] |= mean_tensors(_Only(whole, floating), "model", part) if floating else {}
+    return state
+
+
+def _optimizer(whole: EarlierRanks, kind: str) -> dict[str, Any]:
+    kept: dict[str, Any] = whole.first("optimizer")
+    if kind == "gradient":
+        return kept
+    for number, one in kept["state"].items():
+        # Numbers of steps are tensors without dimensions: a mean of them would be no number of steps.
+        names = {key for key, value in one.items() if isinstance(value, torch.Tensor) and value.dim()}
+        one |= mean_tensors(_Only(whole, names), "optimizer", "state", str(number)) if names else {}
+    return kept
+
+
+class _Only:
+    """Some of the tensors of earlier ranks."""
+
+    def __init__(self, whole: EarlierRanks, names: set[str]) -> None:
+        self.size, self._whole, self._names = whole.size, whole, names
+
+    def each(self, *path: str) -> Iterator[Any]:
+        for tensors in self._whole.each(*path):
+            yield {name: tensor for name, tensor in tensors.items() if name in self._names}
+
+    def first(self, *path: str) -> Any:
+        return next(self.each(*path))

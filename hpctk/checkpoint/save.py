@@ -1,0 +1,83 @@
+"""Save a training: every rank its own file, then the index that makes it count."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpctk._version import __version__
+from hpctk.checkpoint import folder, rank_file, training, tree
+from hpctk.checkpoint.folder import Index
+from hpctk.checkpoint.rank_file import Header, Seal
+from hpctk.collectives import auto
+from hpctk.collectives.gather_rows import gather_rows
+from hpctk.errors import PeerError
+from hpctk.optimizer import DistributedOptimizer
+
+
+def save_checkpoint(
+    path: str | Path, opt: DistributedOptimizer, model: torch.nn.Module, **extra: Any
+) -> Path:
+    """Save all that training goes on from, and return the folder of this checkpoint.
+
+    Collective over the optimizer's communicator, between two steps. The last two checkpoints in the folder are kept.
+    An error on one rank is raised on all, and leaves the checkpoints that are there as they were. With asynchronous
+    GRAWA save right after a round: elsewhere ranks are in different steps and would wait for each other.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder for checkpoints of this training; made where it is missing.
+    opt : DistributedOptimizer
+    model : torch.nn.Module
+    **extra
+        What else to go on from: numbers, strings, tensors, lists and dicts of them, or objects with a state_dict()
+        such as learning rate schedulers. `load_checkpoint` returns it.
+    """
+    here, home = opt.world, Path(path)
+    here.agree("save_checkpoint", [("path", home), ("extra", sorted(extra))])
+    auto.current(here)
+    with here.shared_errors(f"saving a checkpoint in {home}"):
+        opt.check_between_steps("save_checkpoint()")
+        writer = tree.Writer()
+        structure = json.dumps(writer.encode(training.capture(opt, model, extra)))
+    chosen = here.run_on_root(f"saving a checkpoint in {home}", lambda: _begin(home, opt.stats.steps))
+    place = home / chosen["place"]
+    header = Header(chosen["checkpoint"], here.rank, here.size)
+    try:
+        with here.shared_errors(f"saving a checkpoint in {home}"):
+            # On a disk of its own, where ranks share none.
+            place.mkdir(parents=True, exist_ok=True)
+            seal = rank_file.write(place / rank_file.name(here.rank), header, structure, writer.arrays)
+        rows = gather_rows(here, np.array([seal.nbytes, seal.crc32], np.int64))
+        seals = tuple(Seal(int(nbytes), int(crc32)) for nbytes, crc32 in rows)
+        index = Index(
+            header.checkpoint, opt.stats.steps, here.size, datetime.now(UTC).isoformat(timespec="seconds"),
+            __version__, training.settings(opt), seals,
+        )  # fmt: skip
+        here.run_on_root(f"saving a checkpoint in {home}", lambda: folder.write_index(place, index))
+    except PeerError:
+        # The index may be there: then rank 0 is lost, and the checkpoint is not.
+        if not folder.is_whole(place):
+            folder.remove(place)
+        raise
+    going = here.run_on_root("looking for old checkpoints", lambda: folder.going(home))
+    # One rank on each node: nodes may have disks of their own.
+    if here.local_rank == 0:
+        for name in going:
+            folder.remove(home / name)
+    return place
+
+
+def _begin(home: Path, step: int) -> dict[str, str]:
+    """Make the folder of the next checkpoint, on rank 0's disk."""
+    home.mkdir(parents=True, exist_ok=True)
+    place = folder.next_place(home, step)
+    place.mkdir()
+    return {"place": place.name, "checkpoint": uuid.uuid4().hex}

@@ -1,0 +1,105 @@
+"""What a training is made of on one rank, as one tree, and how it is put back.
+
+model      parameters and buffers, those that state_dict() leaves out too
+optimizer  the base optimizer's state and groups
+method     what this rank alone knows: residuals, snapshots, messages, momenta, counters
+settings   of the method
+stats      steps and bytes so far
+schedule   what schedule="auto" was resolved to, with the calibration behind it
+random     the global generators of torch, Python and numpy
+extra      what the user added: epochs, schedulers, positions in the data
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hpctk import random_state
+from hpctk.collectives import auto
+from hpctk.errors import SettingError
+from hpctk.optimizer import DistributedOptimizer, Stats
+
+Tree = dict[str, Any]
+
+
+def capture(opt: DistributedOptimizer, model: torch.nn.Module, extra: Mapping[str, Any]) -> Tree:
+    """Return all that training goes on from; not copies. Local once the schedules are resolved."""
+    return {
+        "model": model_state(model),
+        "optimizer": opt.state_dict(),
+        "method": opt.local_state_dict(),
+        "settings": settings(opt),
+        "stats": {**vars(opt.stats), "counts": dict(opt.stats.counts)},
+        "schedule": auto.resolved(opt.world),
+        "random": random_state.current(),
+        "extra": {key: _plain(value) for key, value in extra.items()},
+    }
+
+
+def settings(opt: DistributedOptimizer) -> Tree:
+    """Return the method's settings as JSON gives them back."""
+    text = json.dumps(opt.method.settings(), default=str)
+    kept: Tree = json.loads(text)
+    return kept
+
+
+def model_state(model: torch.nn.Module) -> Tree:
+    """Return a model's parameters and buffers; not copies."""
+    state = dict(model.state_dict())
+    left_out = {name: buffer for name, buffer in model.named_buffers() if name not in state}
+    return {"state": state, "left_out": left_out}
+
+
+def _plain(value: Any) -> Any:
+    """Return a scheduler, sampler or scaler as its state."""
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+def put_back(opt: DistributedOptimizer, model: torch.nn.Module, tree: Tree) -> None:
+    """Let a rank go on from what it was, bit for bit."""
+    opt.load_local_state_dict(tree["method"])
+    # After the method, which may write parameters: what a user did to them since the last step counts.
+    load_model(model, tree["model"])
+    opt.load_state_dict(tree["optimizer"])
+    opt.load_stats(Stats(**tree["stats"]))
+    auto.resolve(opt.world, tree["schedule"])
+    random_state.put_back(tree["random"])
+
+
+def load_model(model: torch.nn.Module, state: Tree) -> None:
+    """Overwrite a model's parameters and buffers, in place."""
+    buffers = dict(model.named_buffers())
+    unknown = [name for name in state["left_out"] if name not in buffers]
+    if unknown:
+        raise SettingError(f"the model has no buffer {unknown[0]!r}, but the checkpoint has")
+    model.load_state_dict(state["state"])
+    with torch.no_grad():
+        for name, value in state["left_out"].items():
+            buffers[name].copy_(value)
+
+
+def copied(tree: Any) -> Any:
+    """Return a tree whose tensors are copies, on the host."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, Mapping):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(copied(value) for value in tree)
+    return tree
+
+
+def check_alike(opt: DistributedOptimizer, kept: Mapping[str, Any]) -> None:
+    """Raise SettingError where the checkpoint was made by another method, or by other settings of it."""
+    mine = settings(opt)
+    differing = [key for key in {**kept, **mine} if kept.get(key) != mine.get(key)]
+    if differing:
+        key = "method" if "method" in differing else differing[0]
+        raise SettingError(
+            f"the checkpoint was made with {key}={kept.get(key)}, this optimizer has {key}={mine.get(key)}. Make it "
+            "with the same, or load with strict=False if you mean to change it."
+        )

@@ -1,0 +1,172 @@
+"""Checkpoints of another number of ranks: what a method applies is conserved, and training goes on.
+
+The ranks of a part of COMM_WORLD save or load; expected values come from the files that they wrote.
+"""
+
+from contextlib import nullcontext
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from restarts import METHODS, Job
+
+STEPS = 6
+
+
+@pytest.fixture
+def part(comm):
+    """All ranks but the last: another number of ranks."""
+    if comm.size == 1:
+        pytest.skip("one rank has no smaller part")
+    inside = comm.rank < comm.size - 1
+    made = comm.Split(0 if inside else 1, comm.rank)
+    yield made if inside else None
+    made.Free()
+
+
+@pytest.fixture(params=["fewer", "more"])
+def resized(request, world, comm, part, mpi_tmp_path):
+    """Save with one number of ranks, load with another; gives a function from a method's name to what was seen."""
+
+    def go(name):
+        saving, loading = (comm, part) if request.param == "fewer" else (part, comm)
+        path, saved, loaded = mpi_tmp_path / "kept", None, None
+        if saving is not None:
+            saved = Job(METHODS[name](), comm=saving)
+            saved.train(STEPS)
+            path = saved.save(path)
+        world.barrier()
+        if loading is not None:
+            loaded = Job(METHODS[name](), comm=loading)
+            loaded.load(mpi_tmp_path / "kept")
+        world.barrier()
+        place = next((mpi_tmp_path / "kept").iterdir())
+        return read_all(place), loaded, loading
+
+    yield go
+    world.barrier()
+
+
+def read_all(place):
+    """Return every rank's file as {path: array}."""
+    files = []
+    for path in sorted(place.glob("rank-*.h5")):
+        with h5py.File(path) as file:
+            names = []
+            file.visit(names.append)
+            files.append({name: file[name][...] for name in names if isinstance(file[name], h5py.Dataset)})
+    return files
+
+
+def under(files, prefix):
+    """Return what every file has under a key, as {name: [array of each rank]}."""
+    names = [name.removeprefix(prefix) for name in files[0] if name.startswith(prefix)]
+    return {name: [file[prefix + name].astype(np.float64) for file in files] for name in names}
+
+
+def mean_over(comm, tensors):
+    """Return the mean over the ranks that loaded, in float64."""
+    return {
+        name: np.mean(comm.allgather(tensor.double().numpy()), axis=0) for name, tensor in tensors.items()
+    }
+
+
+def assert_near(got, wanted):
+    assert got.keys() == wanted.keys()
+    for name in wanted:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+MEANS = [
+    "mean_topk",
+    "mean_keep",
+    "mean_sign",
+    "mean_powersgd",
+    "sasg_mean",
+    "saef_topk",
+    "saef_sign",
+    "saef_onebit",
+]
+
+
+@pytest.mark.parametrize("name", [*MEANS, "sasg"])
+def test_residuals_keep_what_is_applied(resized, name):
+    files, job, comm = resized(name)
+    if job is None:
+        return
+    kept = under(files, "method/residuals/")
+    assert kept
+    assert any(np.abs(rows).max() > 0 for rows in kept.values())
+    got = mean_over(comm, job.opt.local_state_dict()["residuals"])
+    if name == "sasg":
+        assert_near(
+            {n: x * comm.size for n, x in got.items()}, {n: np.sum(rows, 0) for n, rows in kept.items()}
+        )
+    else:
+        assert_near(got, {n: np.mean(rows, 0) for n, rows in kept.items()})
+    job.train(3)
+    assert all(torch.isfinite(parameter).all() for parameter in job.model.parameters())
+
+
+def test_saef_steps_ahead_of_the_same_x(resized):
+    files, job, _ = resized("saef_topk")
+    if job is None:
+        return
+    state = job.opt.local_state_dict()
+    for name, parameter in job.model.named_parameters():
+        np.testing.assert_array_equal(state["x"][name].numpy(), files[0][f"method/x/{name}"])
+        assert torch.equal(parameter.detach(), state["x"][name] - state["residuals"][name])
+
+
+def test_the_servers_residual_is_cut_anew(resized):
+    files, job, comm = resized("saef_onebit")
+    if job is None:
+        return
+    whole = np.concatenate([file["method/server_shard"] for file in files])
+    # One rank alone leaves the server nothing to keep: its mean is its own signs.
+    assert len(files) == 1 or np.abs(whole).max() > 0
+    mine = comm.allgather(job.opt.local_state_dict()["server_shard"].numpy())
+    np.testing.assert_array_equal(np.concatenate(mine), whole)
+
+
+@pytest.mark.parametrize("name", ["localsgd", "celgc", "mgrawa", "lgrawa", "easgd", "lsgd"])
+def test_model_methods_go_on_from_the_mean_of_the_workers(resized, name):
+    files, job, comm = resized(name)
+    if job is None:
+        return
+    models = under(files, "model/state/")
+    momenta = under(files, "optimizer/state/0/")["momentum_buffer"]
+    for parameter, tensor in job.model.named_parameters():
+        np.testing.assert_allclose(
+            tensor.detach().numpy(), np.mean(models[parameter], 0), rtol=1e-6, atol=1e-8
+        )
+    momentum = job.opt.state_dict()["state"][0]["momentum_buffer"].numpy()
+    np.testing.assert_allclose(momentum, np.mean(momenta, 0), rtol=1e-5)
+    # Batch norm: the mean of its floating point buffers; its count of batches is a count.
+    np.testing.assert_allclose(
+        job.model.norm.running_mean.numpy(), np.mean(models["norm.running_mean"], 0), rtol=1e-6
+    )
+    assert int(job.model.norm.num_batches_tracked) == STEPS
+    if name in ("mgrawa", "lgrawa"):
+        smooth = under(files, "method/")["smooth"]
+        np.testing.assert_allclose(job.opt.local_state_dict()["smooth"].numpy(), np.mean(smooth, 0))
+    job.train(5)
+    assert len(set(comm.allgather(job.opt.stats.steps))) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["mean", "adacons", "adacons_layerwise", "mean_randomk", "mean_qsgd", "mean_clip"]
+)
+def test_gradient_methods_hold_the_same_everywhere(resized, name):
+    files, job, comm = resized(name)
+    if job is None:
+        return
+    for parameter, tensor in job.model.named_parameters():
+        np.testing.assert_array_equal(tensor.detach().numpy(), files[0][f"model/state/{parameter}"])
+    assert job.t == STEPS
+    # One rank alone has no momentum to lose, and none to miss.
+    drops = "adacons" in name and len(files) > 1 and comm.size > 1
+    with pytest.warns(UserWarning, match="momentum was of") if drops else nullcontext():
+        job.train(3)
+    assert len(set(comm.allgather(job.model.first.weight.detach().numpy().tobytes()))) == 1
