@@ -12,7 +12,7 @@ import horovod.torch as hvd
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import hpctk
+import hpctk.horovod
 from hpctk.tasks import digits
 
 METHODS = {

@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-import hpctk
+import hpctk.horovod
 from hpctk.tasks import digits
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -27,9 +27,9 @@ sampler = DistributedSampler(images, num_replicas=hvd.size(), rank=hvd.rank(), d
 loader = DataLoader(images, batch_size=16, sampler=sampler, drop_last=True)
 
 model = digits.model(seed=1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 optimizer = hpctk.horovod.DistributedOptimizer(
-    optimizer, hpctk.SASG(density=0.05, reduce="mean"), model=model
+    optimizer, hpctk.SASG(density=0.05, alpha=4.0, reduce="mean"), model=model
 )
 
 for epoch in range(options.epochs):

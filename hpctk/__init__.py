@@ -86,12 +86,15 @@ _HOMES = {
     "PowerSGD": "compressors",
 }
 
-__all__ = ["__version__", *_HOMES]
+#: Other ways in, each a module of its own.
+_MODULES = ("horovod",)
+
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> object:
-    if name == "horovod":
-        return importlib.import_module("hpctk.horovod")
+    if name in _MODULES:
+        return importlib.import_module(f"hpctk.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hpctk' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hpctk.{_HOMES[name]}"), name)

@@ -9,7 +9,12 @@ have been built with MPI: it and hpctk share one, on communicators of their own.
 
 from __future__ import annotations
 
-from hpctk.horovod.compression import Compression as Compression
-from hpctk.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
+from hpctk.horovod import mpi_owner
+
+# Before the imports below, which bring mpi4py.
+mpi_owner.warn_where_horovod_owns_mpi()
+
+from hpctk.horovod.compression import Compression as Compression  # noqa: E402  see above
+from hpctk.horovod.optimizer import DistributedOptimizer as DistributedOptimizer  # noqa: E402  see above
 
 __all__ = ["Compression", "DistributedOptimizer"]
