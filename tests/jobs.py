@@ -9,7 +9,13 @@ import sys
 import textwrap
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from hpctk.launch import start
+from hpctk.launch.facts import Facts
+from hpctk.launch.kinds import kind_of
+from hpctk.launch.mpirun import mpirun_line
 
 ROOT = Path(__file__).parent.parent
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_")
@@ -32,17 +38,18 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **extra}
 
 
+@cache
+def mpi_kind(mpirun: str) -> str:
+    """Return which MPI an mpirun belongs to."""
+    return kind_of(start.version_of(mpirun))
+
+
 def mpirun(ranks: int, *command: str) -> list[str]:
     """Return the command line that starts `ranks` ranks here, whichever MPI this environment holds."""
-    version = subprocess.run(
-        [Path(sys.executable).parent / "mpirun", "--version"],
-        capture_output=True, text=True, env=clean_environment(), check=False,
-    ).stdout  # fmt: skip
-    flags = []
-    if "Open MPI" in version:
-        flags = ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
-        flags += ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), *flags, *command]
+    launcher = str(Path(sys.executable).parent / "mpirun")
+    facts = Facts(launcher, os.geteuid() == 0, start.cores(), clean_environment())
+    # A test says itself what its ranks run under: some are about plain `python`.
+    return mpirun_line(mpi_kind(launcher), ["-n", str(ranks), *command], facts, plain=True)
 
 
 def run(command: list[str], timeout_s: float = 60, cwd: Path = ROOT, **environ: str) -> Ended:

@@ -18,7 +18,7 @@ import torch
 
 from hpctk import random_state
 from hpctk.checkpoint import training, tree
-from hpctk.methods.earlier import mean_tensors
+from hpctk.methods.earlier import shares
 from hpctk.optimizer import DistributedOptimizer, Stats
 
 #: Opens the file of an earlier rank.
@@ -72,39 +72,36 @@ def put_back(opt: DistributedOptimizer, model: torch.nn.Module, size: int, opene
 
 
 def _model(whole: EarlierRanks, parameters: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return the model to go on from."""
     state: dict[str, Any] = whole.first("model")
-    for part in ("state", "left_out"):
-        floating = {
+    for part, values in state.items():
+        averaged = {
             name
-            for name, value in state[part].items()
-            if isinstance(value, torch.Tensor)
-            and value.is_floating_point()
-            and (kind == "model" or name not in parameters)
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            if kind == "model" or name not in parameters
         }
-        state[part] |= mean_tensors(_Only(whole, floating), "model", part) if floating else {}
+        # Without a pass over all files where all ranks hold the same.
+        if averaged:
+            rows = ({name: x[name] for name in averaged} for x in whole.each("model", part))
+            values |= shares(rows, whole.size)
     return state
 
 
 def _optimizer(whole: EarlierRanks, kind: str) -> dict[str, Any]:
+    """Return the base optimizer's state to go on from; what a rank had no momentum of counts as zeros."""
     kept: dict[str, Any] = whole.first("optimizer")
-    if kind == "gradient":
-        return kept
-    for number, one in kept["state"].items():
-        # Numbers of steps are tensors without dimensions: a mean of them would be no number of steps.
-        names = {key for key, value in one.items() if isinstance(value, torch.Tensor) and value.dim()}
-        one |= mean_tensors(_Only(whole, names), "optimizer", "state", str(number)) if names else {}
+    if kind != "gradient":
+        for (number, key), mean in shares(map(_large, whole.each("optimizer", "state")), whole.size).items():
+            kept["state"].setdefault(number, {})[key] = mean
     return kept
 
 
-class _Only:
-    """Some of the tensors of earlier ranks."""
-
-    def __init__(self, whole: EarlierRanks, names: set[str]) -> None:
-        self.size, self._whole, self._names = whole.size, whole, names
-
-    def each(self, *path: str) -> Iterator[Any]:
-        for tensors in self._whole.each(*path):
-            yield {name: tensor for name, tensor in tensors.items() if name in self._names}
-
-    def first(self, *path: str) -> Any:
-        return next(self.each(*path))
+def _large(state: dict[int, dict[str, Any]]) -> dict[tuple[int, str], torch.Tensor]:
+    """Return the tensors of an optimizer; not those without dimensions: a mean of steps is no number of steps."""
+    return {
+        (number, key): value
+        for number, one in state.items()
+        for key, value in one.items()
+        if isinstance(value, torch.Tensor) and value.dim()
+    }

@@ -20,6 +20,7 @@ COMMANDS = {
     "run": ("run", "run a script as a rank, like python -m mpi4py, and say where a rank left"),
     "calibrate": ("calibrate", "measure these ranks, so that schedule='auto' knows what is best here"),
     "schedule": ("schedule", "list, draw and price the collective schedules"),
+    "checkpoint": ("checkpoint", "show what a checkpoint holds, and whether it is whole"),
     "train": ("train", "run a bundled training job on this communicator's ranks"),
 }
 

@@ -6,12 +6,12 @@ same share, so that the mean, or the sum, over the ranks is what it was, to one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-Tensors = dict[str, torch.Tensor]
+K = TypeVar("K", bound=Hashable)
 
 
 class Earlier(Protocol):
@@ -32,24 +32,19 @@ class Earlier(Protocol):
         """Return what rank 0 had under a key; all of its state where none is given."""
 
 
-def mean_tensors(earlier: Earlier, *path: str) -> Tensors:
-    """Return the mean over the earlier ranks of tensors by name; one that a rank lacks counts as zeros."""
-    return _shares(earlier, path, earlier.size)
+def shares(rows: Iterable[Mapping[K, torch.Tensor]], size: int) -> dict[K, torch.Tensor]:
+    """Return the sum of the ranks' tensors over `size`; one that a rank lacks counts as zeros.
 
-
-def share_tensors(earlier: Earlier, size: int, *path: str) -> Tensors:
-    """Return an equal share for each of `size` ranks of the sum over the earlier ranks of tensors by name."""
-    return _shares(earlier, path, size)
-
-
-def _shares(earlier: Earlier, path: tuple[str, ...], divisor: int) -> Tensors:
-    totals: Tensors = {}
-    dtypes: dict[str, torch.dtype] = {}
-    for tensors in earlier.each(*path):
+    `size` is the number of ranks that have saved, where the mean is to be kept; it is the number that go on where the
+    sum is.
+    """
+    totals: dict[K, torch.Tensor] = {}
+    dtypes: dict[K, torch.dtype] = {}
+    for tensors in rows:
         for name, tensor in tensors.items():
             dtypes.setdefault(name, tensor.dtype)
             if name in totals:
                 totals[name] += tensor
             else:
-                totals[name] = tensor.double()
-    return {name: (total / divisor).to(dtypes[name]) for name, total in totals.items()}
+                totals[name] = tensor.to(torch.float64, copy=True)
+    return {name: (total / size).to(dtypes[name]) for name, total in totals.items()}

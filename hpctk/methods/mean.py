@@ -27,7 +27,7 @@ from hpctk.collectives.handle import Handle
 from hpctk.compressors import Compressor, Residuals
 from hpctk.errors import SettingError
 from hpctk.methods.clipping import Clipping, check_clip
-from hpctk.methods.earlier import Earlier, mean_tensors
+from hpctk.methods.earlier import Earlier, shares
 from hpctk.methods.gradient_run import BucketRun
 from hpctk.methods.method import Method, scaled_rates
 from hpctk.methods.norms import global_norm
@@ -147,4 +147,4 @@ class MeanRun(BucketRun):
 
     def resized_state(self, earlier: Earlier) -> dict[str, Any]:
         """Return residuals whose mean over the ranks is what it was; the rest is common to all."""
-        return {**earlier.first(), "residuals": mean_tensors(earlier, "residuals")}
+        return {**earlier.first(), "residuals": shares(earlier.each("residuals"), earlier.size)}

@@ -28,7 +28,7 @@ from hpctk import buffers
 from hpctk.compressors import Compressor
 from hpctk.errors import SettingError
 from hpctk.kernels import updates
-from hpctk.methods.earlier import Earlier, mean_tensors
+from hpctk.methods.earlier import Earlier, shares
 from hpctk.methods.error_feedback import ErrorFeedback
 from hpctk.methods.method import Method
 from hpctk.methods.replica import Replica, restore
@@ -166,6 +166,6 @@ class SaefRun(UpdateRun):
         shards = torch.cat(list(earlier.each("server_shard")))
         return {
             **earlier.first(),
-            "residuals": mean_tensors(earlier, "residuals"),
+            "residuals": shares(earlier.each("residuals"), earlier.size),
             "server_shard": self.feedback.own_shard(shards),
         }

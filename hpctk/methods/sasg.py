@@ -33,7 +33,7 @@ from hpctk.collectives.lazy_allgather import lazy_allgather
 from hpctk.compressors import Residuals, TopK, sparse
 from hpctk.compressors import density as densities
 from hpctk.errors import SettingError
-from hpctk.methods.earlier import Earlier, mean_tensors, share_tensors
+from hpctk.methods.earlier import Earlier, shares
 from hpctk.methods.last_messages import LastMessages
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replay import Replay
@@ -242,9 +242,9 @@ class SasgRun(UpdateRun):
         The messages of ranks that skipped would only have been applied once more: nothing is lost with them.
         """
         if self._settings.reduce == "mean":
-            residuals = mean_tensors(earlier, "residuals")
+            residuals = shares(earlier.each("residuals"), earlier.size)
         else:
-            residuals = share_tensors(earlier, self.replica.world.size, "residuals")
+            residuals = shares(earlier.each("residuals"), self.replica.world.size)
         return {**earlier.first(), "residuals": residuals, "messages": {}, "delay": 0}
 
     def _named_snapshot(self) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import h5py
 import numpy as np
@@ -316,3 +317,22 @@ class TestCheckpoints:
         world.barrier()
         with pytest.raises(PeerError, match="keeping checkpoints in"):
             hpctk.Checkpoints(shared / "file" / "below", job.opt, job.model)
+
+    def test_asynchronous_workers_save_after_rounds(self, world, shared):
+        """Ranks do different numbers of steps; a save between two rounds would wait for one that waits in a round."""
+
+        def train(job, rounds):
+            with hpctk.Checkpoints(shared / "kept", job.opt, job.model, every_steps=3) as checkpoints:
+                extra = checkpoints.resume()
+                while job.opt.stats.counts["rounds"] < rounds:
+                    job.step()
+                    if world.rank == 0:
+                        time.sleep(1e-3)
+                    checkpoints.after_step(t=job.t)
+            return extra
+
+        assert train(Job(hpctk.MGRAWA(period=2, asynchronous=True)), 7) is None
+        other = Job(hpctk.MGRAWA(period=2, asynchronous=True))
+        assert train(other, 9) is not None
+        assert other.opt.stats.counts["rounds"] == 9
+        assert len(folder.whole(shared / "kept")) == 2
