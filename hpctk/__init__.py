@@ -88,7 +88,7 @@ _HOMES = {
 }
 
 #: Other ways in, each a module of its own.
-_MODULES = ("ddp",)
+_MODULES = ("ddp", "horovod")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

@@ -21,10 +21,10 @@ import torch
 from hpctk import handshake
 from hpctk.collectives import auto
 from hpctk.collectives.broadcast import broadcast_in_place
-from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.collectives.engine import counted
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.earlier import Earlier
+from hpctk.methods.evaluation import consensus_model
 from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
@@ -243,20 +243,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise HpctkError(
                 "consensus() inside join(): ranks that have run out of data would not come. Evaluate after the block."
             )
-        replica = self._replica
-        kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
-        with self._counting():
-            target = self._run.consensus_parameters()
-            averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
-            dense_mean(replica.world, list(averaged.values()), replica.schedule)
-        if target is not None:
-            replica.load(target)
-        _load(replica.buffers, averaged)
-        try:
+        with consensus_model(self._run, self._counting):
             yield
-        finally:
-            replica.load(kept)
-            _load(replica.buffers, kept_buffers)
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -323,9 +311,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"
-
-
-def _load(buffers: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:
-    """Overwrite buffers in place, by name: a module may hold another tensor under the same name by now."""
-    for name, value in values.items():
-        buffers[name].copy_(value)
