@@ -13,6 +13,7 @@ elsewhere all are exchanged when the last one is there.
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +27,13 @@ from hpctk.collectives import auto
 from hpctk.collectives.engine import counted, engine_of
 from hpctk.compressors import finite
 from hpctk.driver import Driver
-from hpctk.errors import SettingError
+from hpctk.errors import HpctkError, SettingError
+from hpctk.methods.earlier import Earlier
 from hpctk.methods.gradient_run import BucketRun, GradientRun
 from hpctk.methods.mean import Mean
 from hpctk.methods.method import Method
 from hpctk.methods.replica import Council, Replica
-from hpctk.optimizer import Stats
-from hpctk.stats.recorder import Counter
+from hpctk.stats.tally import Stats, Tally
 from hpctk.world import World, world
 
 
@@ -150,17 +151,34 @@ class Attached:
         self._zeros_are_absent = ddp_model.find_unused_parameters or ddp_model.static_graph
         self._lanes: list[int] = []
         self._buckets: list[Bucket] = []
-        self._counter = Counter()
-        self._steps = 0
+        self._tally = Tally()
+
+    @property
+    def world(self) -> World:
+        """The ranks that train together."""
+        return self._replica.world
 
     @property
     def stats(self) -> Stats:
         """What was exchanged on this rank so far."""
-        c = self._counter
-        return Stats(
-            self._steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls,
-            self._run.counts.copy(),
-        )  # fmt: skip
+        return self._tally.stats(self._run.counts.copy())
+
+    def load_stats(self, stats: Stats) -> None:
+        """Go on counting from what an earlier run had counted on this rank."""
+        self._tally.load(stats)
+        self._run.counts = Counter(stats.counts)
+
+    def check_between_steps(self, what: str) -> None:
+        """Raise HpctkError where backward has not ended, so that `what` would leave the ranks apart."""
+        if self._buckets:
+            raise HpctkError(f"{what} in the middle of backward")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: DDP's users have an optimizer of their own, and its state is theirs to keep."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what this rank alone knows, such as residuals, by parameter names of the bare model; not copies."""
@@ -169,6 +187,10 @@ class Attached:
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state_dict` returned on this rank, here or in a DistributedOptimizer."""
         self._run.load_local_state(state)
+
+    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
+        """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
+        return self._run.resized_state(earlier)
 
     def arrived(self, bucket: Any) -> Any:
         """Take a bucket (dist.GradBucket) and return the future of its exchange. Collective over the group."""
@@ -183,7 +205,7 @@ class Attached:
         taken = Bucket(buffer, gradients, future)
         self._buckets.append(taken)
         if self._parts is not None:
-            with self._driver.lock, counted(self._replica.world, self._counter):
+            with self._driver.lock, counted(self._replica.world, self._tally.counter):
                 sent = {name: _finite(gradient) for name, gradient in gradients.items()}
                 # DDP hands over the same buckets in the same order on all ranks.
                 taken.started = self._parts.start_bucket(self._lane(bucket.index()), sent, in_order=True)
@@ -191,7 +213,7 @@ class Attached:
                 self._driver.start()
         if bucket.is_last():
             self._driver.stop()
-            with counted(self._replica.world, self._counter):
+            with counted(self._replica.world, self._tally.counter):
                 self._finish()
         return future
 
@@ -211,7 +233,7 @@ class Attached:
             self._take_over(self._results(self._parts, set(has), council), council)
         elif has and council.bad is None:
             self._run.exchange_in_place({name: gradients[name] for name in has})
-        self._steps += 1
+        self._tally.steps += 1
         for bucket in self._buckets:
             if bucket.buffer.is_cuda:
                 torch.cuda.current_stream(bucket.buffer.device).synchronize()

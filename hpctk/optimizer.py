@@ -10,10 +10,9 @@ What counts is `.grad` when step() is called, however it got there.
 
 from __future__ import annotations
 
-from collections import Counter as Counts
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,35 +28,11 @@ from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
 from hpctk.overlap import Overlap, overlapping, release
-from hpctk.stats.recorder import Counter
+from hpctk.stats.tally import Stats, Tally
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
     from hpctk.world import Comm
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What an optimizer has done on this rank so far.
-
-    Attributes
-    ----------
-    steps : int
-    sent_bytes, received_bytes, messages, seconds
-        Of its collectives. What MPI's own all-reduce moves cannot be counted: see `uncounted_calls`.
-    uncounted_calls : int
-        Collectives whose bytes only MPI knows.
-    counts : dict
-        What the method counts: rounds, uploads, skips, skipped_steps, fallbacks and the like; 0 where nothing was.
-    """
-
-    steps: int
-    sent_bytes: int
-    received_bytes: int
-    messages: int
-    seconds: float
-    uncounted_calls: int
-    counts: dict[str, int]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -128,8 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._replica = Replica(
             here, optimizer, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient
         )
-        self._counter = Counter()
-        self._steps = 0
+        self._tally = Tally()
         self._joining = False
         release(trained.values())
         with self._counting():
@@ -165,18 +139,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def stats(self) -> Stats:
         """What this optimizer has done on this rank so far."""
-        c = self._counter
-        return Stats(
-            self._steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls,
-            self._run.counts.copy(),
-        )  # fmt: skip
+        return self._tally.stats(self._run.counts.copy())
 
     def load_stats(self, stats: Stats) -> None:
         """Go on counting from what an earlier run had counted on this rank."""
-        c = self._counter
-        c.sent_bytes, c.received_bytes = stats.sent_bytes, stats.received_bytes
-        c.messages, c.seconds, c.uncounted_calls = stats.messages, stats.seconds, stats.uncounted_calls
-        self._steps, self._run.counts = stats.steps, Counts(stats.counts)
+        self._tally.load(stats)
+        self._run.counts = Counter(stats.counts)
 
     @property
     def finished(self) -> bool:
@@ -198,7 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_groups()
         with self._counting():
             value = self._run.step(closure, loss)
-        self._steps += 1
+        self._tally.steps += 1
         return value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -263,7 +231,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._counting():
             idle = self._run.idle if self._overlap is None else self._overlap.idle
             while idle():
-                self._steps += 1
+                self._tally.steps += 1
             leader, self._replica.leader = self._replica.leader, None
             if leader is not None and isinstance(self._run, GradientRun):
                 self._replica.follow(leader)
@@ -306,7 +274,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        with counted(self._replica.world, self._counter):
+        with counted(self._replica.world, self._tally.counter):
             yield
 
     def __repr__(self) -> str:

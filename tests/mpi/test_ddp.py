@@ -415,3 +415,48 @@ def test_asynchronous_grawa_takes_its_tickets_from_the_store(world, process_grou
     rounds = opt.world.gather_texts(str(opt.stats.counts["rounds"]), "rounds")
     assert len(set(rounds)) == 1
     assert int(rounds[0]) >= 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_checkpoint_keeps_what_ddp_would_lose(world, process_group, mpi_tmp_path, name):
+    """Residuals and momenta of each rank, with the user's own optimizer as an extra: bit for bit."""
+    ends = []
+    for interrupted in (False, True):
+        model = net()
+        wrapped, attached = wrap(model, process_group, METHODS[name]())
+        base = sgd(wrapped.parameters())
+        train(world, wrapped, base, 4)
+        if interrupted:
+            hpctk.save_checkpoint(mpi_tmp_path / "kept", attached, model, optimizer=base)
+            model = net(seed=5)
+            wrapped, attached = wrap(model, process_group, METHODS[name]())
+            base = sgd(wrapped.parameters())
+            extra = hpctk.load_checkpoint(mpi_tmp_path / "kept", attached, model)
+            base.load_state_dict(extra["optimizer"])
+        train(world, wrapped, base, 3, first=4)
+        ends.append(values(model))
+        assert attached.stats.steps == 7
+        world.barrier()
+    for straight, resumed in zip(*ends, strict=True):
+        np.testing.assert_allclose(resumed, straight, rtol=0, atol=1e-14)
+
+
+def test_a_checkpoint_over_torch_distributed(world, process_group, mpi_tmp_path):
+    ends = []
+    for interrupted in (False, True):
+        model = net()
+        opt = hpctk.ddp.DistributedOptimizer(
+            sgd(model.parameters()), hpctk.SAEF(hpctk.TopK(0.3)), model=model
+        )
+        train(world, model, opt, 4)
+        if interrupted:
+            hpctk.save_checkpoint(mpi_tmp_path / "kept", opt, model)
+            model = net(seed=5)
+            opt = hpctk.ddp.DistributedOptimizer(
+                sgd(model.parameters()), hpctk.SAEF(hpctk.TopK(0.3)), model=model
+            )
+            hpctk.load_checkpoint(mpi_tmp_path / "kept", opt, model)
+        train(world, model, opt, 3, first=4)
+        ends.append(b"".join(value.tobytes() for value in values(model)))
+        world.barrier()
+    assert ends[0] == ends[1]
