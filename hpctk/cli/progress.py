@@ -11,6 +11,8 @@ from hpctk import environment
 
 #: Seconds between two rewritings, and between two lines in a log.
 BAR_S, LINE_S = 0.1, 10.0
+#: Characters of the bar.
+SHORTEST, LONGEST = 4, 24
 
 
 class Progress:
@@ -47,9 +49,9 @@ class Progress:
             return
         self._shown = now
         self._open = self._style == "bar" and not last
-        line = self._line(done, total, remark, now - self._began)
+        width = shutil.get_terminal_size().columns - 1 if self._style == "bar" else 0
+        line = self._line(done, total, remark, now - self._began, width)
         if self._style == "bar":
-            width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{line[:width]:<{width}}" + ("\n" if last else ""))
         else:
             self._stream.write(line + "\n")
@@ -62,13 +64,16 @@ class Progress:
             self._stream.flush()
             self._open = False
 
-    def _line(self, done: int, total: int, remark: str, seconds: float) -> str:
-        share = done / total if total else 1.0
-        bar = "#" * round(24 * share)
+    def _line(self, done: int, total: int, remark: str, seconds: float, width: int) -> str:
+        """Return the line; the bar gives way to the words where `width` is short, 0 standing for any."""
         here = done - self._first
         left = (
             f", {seconds / here * (total - done):.0f} s left"
             if here > 0 and done < total and seconds > 1
             else ""
         )
-        return f"{self._title} [{bar:<24}] {done}/{total} {seconds:.0f} s{left}  {remark}"
+        words = f"{done}/{total} {seconds:.0f} s{left}  {remark}"
+        room = width - len(f"{self._title} [] {words}") if width else LONGEST
+        length = min(LONGEST, max(SHORTEST, room))
+        bar = "#" * round(length * (done / total if total else 1.0))
+        return f"{self._title} [{bar:<{length}}] {words}"

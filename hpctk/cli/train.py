@@ -88,7 +88,7 @@ def train(
         return kept
     job = Job(here, task, recipe, None if own is None else own.checkpoints)
     resumed = job.resume()
-    bar = Progress(f"{recipe.name} on {here.size} ranks" + (", resumed" if resumed else ""))
+    bar = Progress(recipe.name + (", resumed" if resumed else ""))
     try:
         result = job.run(lambda report: _show(bar, report) if here.rank == 0 else None)
     finally:
