@@ -24,7 +24,7 @@ from hpctk.collectives.consensus_weights import EPS, ConsensusState, weights
 
 WEIGHTS, UPDATES, MICRO_BATCHES, MOMENTUM = 1000, 500, 2, 0.99
 
-#: Final losses in the authors' README, by batch and workers; their plain mean has one figure for all numbers of workers.
+#: Final losses in the authors' README, by batch and workers; of the plain mean by batch only.
 PUBLISHED = {
     ("plain mean", 128): "33.4",
     ("plain mean", 2048): "49.3",

@@ -13,7 +13,7 @@ from mpi4py import MPI
 import hpctk
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-EPOCHS, BATCH = 15, 16
+EPOCHS, BATCH = 6, 16
 
 
 def data():
@@ -65,6 +65,7 @@ def main():
             # Saves when it is time to, or when somebody wants the job to stop; then it does not return.
             checkpoints.after_step(epoch=epoch, step=step + 1, scheduler=scheduler)
         scheduler.step()
+        checkpoints.save(epoch=epoch + 1, step=0, scheduler=scheduler)
 
     with opt.consensus():  # the model that the method wants evaluated; every rank must come here
         right = (model(points[test]).argmax(1) == labels[test]).float().mean()

@@ -5,6 +5,7 @@ import dataclasses
 import idx_files
 import pytest
 
+from hpctk.cli import main
 from hpctk.tasks import task_class
 from hpctk.tasks.recipes import recipes
 from hpctk.tasks.train import Job
@@ -107,3 +108,22 @@ def test_the_oracle_reaches_what_plain_arithmetic_says(world, folder):
         w = w - (out @ w) / (out @ out) * out
     run.run(lambda report: None)
     np.testing.assert_allclose(run.model.weight.detach().numpy()[0], w, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["digits", "--schedule", "star"], "known are ring"),
+        (["digits", "--batch", "1498"], "samples for one step, there are 1497"),
+        (["digits", "--json", "no/such/folder/x.json", "--epochs", "1"], "No such file"),
+        (["fashion", "--data", "docs"], "apt-get install dataset-fashion-mnist"),
+        (["regression", "--method", "saef"], "step_size='oracle' needs"),
+        (["digits", "--settings", "README.md"], "README.md: is not TOML"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_goes_wrong_is_one_line_on_every_rank(world, capsys, words, wanted):
+    assert main(["train", *words]) == 2
+    complaint = capsys.readouterr().err.splitlines()[-1]
+    assert complaint.startswith("hpctk train: ")
+    assert wanted in complaint
