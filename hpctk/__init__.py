@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hpctk._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from hpctk import ddp as ddp
     from hpctk.checkpoint import Checkpoints as Checkpoints
     from hpctk.checkpoint import Stopped as Stopped
     from hpctk.checkpoint import load_checkpoint as load_checkpoint
@@ -86,10 +87,15 @@ _HOMES = {
     "PowerSGD": "compressors",
 }
 
-__all__ = ["__version__", *_HOMES]
+#: Other ways in, each a module of its own.
+_MODULES = ("ddp", "horovod")
+
+__all__ = ["__version__", *_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"hpctk.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hpctk' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hpctk.{_HOMES[name]}"), name)

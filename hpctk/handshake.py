@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,11 @@ def check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
         raise SettingError(
             "LBFGS evaluates its closure several times in a step, each rank as often as it likes"
         )
+    check_method(method, on_bad_gradient)
+
+
+def check_method(method: Any, on_bad_gradient: str) -> None:
+    """Raise SettingError for what is no method, and for an unknown way to treat bad gradients."""
     if not isinstance(method, Method):
         raise SettingError(f"method={method!r}: need a method such as hpctk.AdaCons()")
     if on_bad_gradient not in ON_BAD_GRADIENT:
@@ -47,7 +52,13 @@ def names(
             f"{len(optimized) - len(found)} parameters of the optimizer have no name in "
             f"{'the model' if model is not None else 'named_parameters'}"
         )
-    kinds = {parameter.dtype for parameter in found.values() if parameter.requires_grad}
+    check_dtypes(found)
+    return found
+
+
+def check_dtypes(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Raise where nothing is trained, or what is trained is not all float32 or all float64."""
+    kinds = {parameter.dtype for parameter in parameters.values() if parameter.requires_grad}
     if len(kinds) > 1 or kinds - {torch.float32, torch.float64}:
         shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise TensorError(
@@ -55,7 +66,6 @@ def names(
         )
     if not kinds:
         raise SettingError("no parameter of the optimizer requires a gradient")
-    return found
 
 
 def digest(

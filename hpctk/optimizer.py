@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpctk import handshake
+from hpctk.collectives import auto
 from hpctk.collectives.broadcast import broadcast_in_place
-from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine import counted
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.earlier import Earlier
+from hpctk.methods.evaluation import consensus_model
 from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
 from hpctk.overlap import Overlap, overlapping, release
-from hpctk.schedules import build
 from hpctk.stats.recorder import Counter
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from hpctk.world import Comm
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     named_parameters : iterable of (str, Parameter), optional
         Instead of `model`, where there are no buffers to care for.
     schedule : str
-        Of dense all-reduces: a name that `hpctk schedule list` shows, "mpi" or "auto".
+        Of dense all-reduces: a name that `hpctk schedule list` shows, "mpi" (on a process group "torch") or "auto".
     overlap : bool
         Start communication during backward, bucket by bucket; for gradient methods.
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     on_bad_gradient : {"raise", "skip"}
         What all ranks do when a gradient is NaN or infinite on one of them.
@@ -98,7 +98,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         schedule: str = "auto",
         overlap: bool = False,
-        comm: MPI.Intracomm | None = None,
+        comm: Comm | None = None,
         on_bad_gradient: str = "raise",
     ) -> None:
         here = world(comm)
@@ -110,8 +110,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             handshake.check(optimizer, method, on_bad_gradient)
             names = handshake.names(optimizer, model, named_parameters)
             Overlap.check(method, overlap)
-            if schedule not in ("auto", "mpi"):
-                build(schedule, "allreduce", here.size, nodes=here.nodes)
+            auto.check(here, "allreduce", schedule)
         self._base = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.method = method
@@ -244,20 +243,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise HpctkError(
                 "consensus() inside join(): ranks that have run out of data would not come. Evaluate after the block."
             )
-        replica = self._replica
-        kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
-        with self._counting():
-            target = self._run.consensus_parameters()
-            averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
-            dense_mean(replica.world, list(averaged.values()), replica.schedule)
-        if target is not None:
-            replica.load(target)
-        _load(replica.buffers, averaged)
-        try:
+        with consensus_model(self._run, self._counting):
             yield
-        finally:
-            replica.load(kept)
-            _load(replica.buffers, kept_buffers)
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -319,22 +306,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        recorders = engine_of(self._replica.world).recorders
-        # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
-        if any(recorder is self._counter for recorder in recorders):
+        with counted(self._replica.world, self._counter):
             yield
-            return
-        recorders.append(self._counter)
-        try:
-            yield
-        finally:
-            recorders[:] = [recorder for recorder in recorders if recorder is not self._counter]
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"
-
-
-def _load(buffers: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:
-    """Overwrite buffers in place, by name: a module may hold another tensor under the same name by now."""
-    for name, value in values.items():
-        buffers[name].copy_(value)

@@ -19,16 +19,7 @@ use_venv() { # use_venv DIR: its programs come first
     export PATH="$1/bin:$PATH"
 }
 
-# local_mpirun N CMD...: N ranks on this machine, whichever MPI the environment holds.
-# Open MPI refuses root and more ranks than cores unless told; MPICH needs neither word.
+# local_mpirun N CMD...: N ranks on this machine, by whichever MPI the environment in use holds.
 local_mpirun() {
-    local ranks=$1
-    shift
-    if mpirun --version 2>/dev/null | grep -qi 'open mpi'; then
-        local flags=(--bind-to none --map-by :OVERSUBSCRIBE)
-        [ "$(id -u)" -ne 0 ] || flags+=(--allow-run-as-root)
-        mpirun -n "$ranks" "${flags[@]}" "$@"
-    else
-        mpirun -n "$ranks" "$@"
-    fi
+    HPCTK_VENV=${VIRTUAL_ENV:-$HPCTK_VENV} "$HPCTK_ROOT/launch/mpirun" -n "$@"
 }

@@ -9,8 +9,11 @@ Three defences (each catches what the others miss):
 
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,10 +29,10 @@ _verdicts = None
 
 
 def pytest_collection_modifyitems(items):
-    """Everything under tests/mpi is an MPI test; saying so in each file would only be forgotten in one."""
-    here = Path(__file__).parent / "mpi"
+    """Everything in these folders is an MPI test; saying so in each file would only be forgotten in one."""
+    folders = {Path(__file__).parent / name for name in ("mpi", "horovod/ranks")}
     for item in items:
-        if here in item.path.parents and item.get_closest_marker("mpi") is None:
+        if not folders.isdisjoint(item.path.parents) and item.get_closest_marker("mpi") is None:
             item.add_marker(pytest.mark.mpi)
 
 
@@ -99,3 +102,33 @@ def world(comm):
     import hpctk.world
 
     return hpctk.world.world(comm)
+
+
+@pytest.fixture(scope="module")
+def process_group():
+    """A gloo group of the job's ranks beside MPI, for MPI tests; gone, with its connections, after the module."""
+    import torch.distributed as dist
+
+    import hpctk.world
+
+    here = hpctk.world.world()
+    folder = here.run_on_root("making a folder", lambda: tempfile.mkdtemp(prefix="hpctk-gloo-"))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size
+    )
+    yield dist.group.WORLD
+    # Not before all are done: the first to leave would cut the connections of the others.
+    here.barrier("leaving gloo")
+    dist.destroy_process_group()
+    if here.rank == 0:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def hvd():
+    """Horovod, running, for the tests that need it; process sets may be added at any time."""
+    # MPI first, so that it runs with THREAD_MULTIPLE.
+    importlib.import_module("mpi4py.MPI")
+    horovod = importlib.import_module("horovod.torch")
+    horovod.init(process_sets="dynamic")
+    return horovod

