@@ -171,7 +171,8 @@ class Job:
         return stats.steps, stats.steps + left + later
 
     def _extra(self) -> dict[str, Any]:
-        return {"position": asdict(self._position), "curve": asdict(self._curve)}
+        # Not copies: this is asked for in every step.
+        return {"position": vars(self._position), "curve": vars(self._curve)}
 
     def _result(self) -> Result:
         # Before the evaluation, whose bytes are not those of training.
