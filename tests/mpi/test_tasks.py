@@ -117,7 +117,7 @@ def test_the_oracle_reaches_what_plain_arithmetic_says(world, folder):
         (["digits", "--batch", "1498"], "samples for one step, there are 1497"),
         (["digits", "--json", "no/such/folder/x.json", "--epochs", "1"], "No such file"),
         (["fashion", "--data", "docs"], "apt-get install dataset-fashion-mnist"),
-        (["regression", "--method", "saef"], "step_size='oracle' needs"),
+        (["regression", "--global-batch", "12", "--method", "saef"], "step_size='oracle' needs"),
         (["digits", "--settings", "README.md"], "README.md: is not TOML"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
