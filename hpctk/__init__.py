@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hpctk._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from hpctk import ddp as ddp
     from hpctk.checkpoint import Checkpoints as Checkpoints
     from hpctk.checkpoint import Stopped as Stopped
     from hpctk.checkpoint import load_checkpoint as load_checkpoint
@@ -87,7 +88,7 @@ _HOMES = {
 }
 
 #: Other ways in, each a module of its own.
-_MODULES = ("horovod",)
+_MODULES = ("ddp", "horovod")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

@@ -188,6 +188,15 @@ def as_bytes(flat: Any) -> Any:
     return flat.view(np.uint8)
 
 
+def plain_array(tensor: Any) -> Any:
+    """Return a contiguous host tensor as the numpy array that shares its memory, None where it is not one."""
+    if on_device(tensor):
+        return None
+    if is_torch(tensor):
+        return None if not tensor.is_contiguous() or tensor.is_neg() else tensor.detach().numpy()
+    return tensor if tensor.flags.c_contiguous and tensor.flags.writeable else None
+
+
 def chunks(n: int) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) that cover n elements, none longer than COUNT_LIMIT."""
     for start in range(0, n, COUNT_LIMIT):

@@ -41,6 +41,14 @@ def timeout_s(environ: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
+def readable_timeout_s() -> float:
+    """Return HPCTK_TIMEOUT_S, the default where it is nonsense: the ranks must meet before they can say so."""
+    try:
+        return timeout_s()
+    except SettingError:
+        return DEFAULT_TIMEOUT_S
+
+
 def gpu_aware(environ: Mapping[str, str] = os.environ) -> bool | None:
     """Return what HPCTK_GPU_AWARE says, None where it is not set."""
     text = environ.get("HPCTK_GPU_AWARE", "")

@@ -21,6 +21,11 @@ def check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
         raise SettingError(
             "LBFGS evaluates its closure several times in a step, each rank as often as it likes"
         )
+    check_method(method, on_bad_gradient)
+
+
+def check_method(method: Any, on_bad_gradient: str) -> None:
+    """Raise SettingError for what is no method, and for an unknown way to treat bad gradients."""
     if not isinstance(method, Method):
         raise SettingError(f"method={method!r}: need a method such as hpctk.AdaCons()")
     if on_bad_gradient not in ON_BAD_GRADIENT:

@@ -10,15 +10,15 @@ What counts is `.grad` when step() is called, however it got there.
 
 from __future__ import annotations
 
-from collections import Counter as Counts
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hpctk import handshake
+from hpctk.collectives import auto
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.engine import counted
 from hpctk.errors import HpctkError, SettingError
@@ -28,36 +28,11 @@ from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
 from hpctk.overlap import Overlap, overlapping, release
-from hpctk.schedules import build
-from hpctk.stats.recorder import Counter
+from hpctk.stats.tally import Stats, Tally
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What an optimizer has done on this rank so far.
-
-    Attributes
-    ----------
-    steps : int
-    sent_bytes, received_bytes, messages, seconds
-        Of its collectives. What MPI's own all-reduce moves cannot be counted: see `uncounted_calls`.
-    uncounted_calls : int
-        Collectives whose bytes only MPI knows.
-    counts : dict
-        What the method counts: rounds, uploads, skips, skipped_steps, fallbacks and the like; 0 where nothing was.
-    """
-
-    steps: int
-    sent_bytes: int
-    received_bytes: int
-    messages: int
-    seconds: float
-    uncounted_calls: int
-    counts: dict[str, int]
+    from hpctk.world import Comm
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -80,10 +55,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     named_parameters : iterable of (str, Parameter), optional
         Instead of `model`, where there are no buffers to care for.
     schedule : str
-        Of dense all-reduces: a name that `hpctk schedule list` shows, "mpi" or "auto".
+        Of dense all-reduces: a name that `hpctk schedule list` shows, "mpi" (on a process group "torch") or "auto".
     overlap : bool
         Start communication during backward, bucket by bucket; for gradient methods.
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     on_bad_gradient : {"raise", "skip"}
         What all ranks do when a gradient is NaN or infinite on one of them.
@@ -98,7 +73,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
         schedule: str = "auto",
         overlap: bool = False,
-        comm: MPI.Intracomm | None = None,
+        comm: Comm | None = None,
         on_bad_gradient: str = "raise",
     ) -> None:
         here = world(comm)
@@ -110,8 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             handshake.check(optimizer, method, on_bad_gradient)
             names = handshake.names(optimizer, model, named_parameters)
             Overlap.check(method, overlap)
-            if schedule not in ("auto", "mpi"):
-                build(schedule, "allreduce", here.size, nodes=here.nodes)
+            auto.check(here, "allreduce", schedule)
         self._base = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.method = method
@@ -129,8 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._replica = Replica(
             here, optimizer, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient
         )
-        self._counter = Counter()
-        self._steps = 0
+        self._tally = Tally()
         self._joining = False
         release(trained.values())
         with self._counting():
@@ -166,18 +139,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @property
     def stats(self) -> Stats:
         """What this optimizer has done on this rank so far."""
-        c = self._counter
-        return Stats(
-            self._steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls,
-            self._run.counts.copy(),
-        )  # fmt: skip
+        return self._tally.stats(self._run.counts.copy())
 
     def load_stats(self, stats: Stats) -> None:
         """Go on counting from what an earlier run had counted on this rank."""
-        c = self._counter
-        c.sent_bytes, c.received_bytes = stats.sent_bytes, stats.received_bytes
-        c.messages, c.seconds, c.uncounted_calls = stats.messages, stats.seconds, stats.uncounted_calls
-        self._steps, self._run.counts = stats.steps, Counts(stats.counts)
+        self._tally.load(stats)
+        self._run.counts = Counter(stats.counts)
 
     @property
     def finished(self) -> bool:
@@ -199,7 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_groups()
         with self._counting():
             value = self._run.step(closure, loss)
-        self._steps += 1
+        self._tally.steps += 1
         return value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -264,7 +231,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._counting():
             idle = self._run.idle if self._overlap is None else self._overlap.idle
             while idle():
-                self._steps += 1
+                self._tally.steps += 1
             leader, self._replica.leader = self._replica.leader, None
             if leader is not None and isinstance(self._run, GradientRun):
                 self._replica.follow(leader)
@@ -307,7 +274,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        with counted(self._replica.world, self._counter):
+        with counted(self._replica.world, self._tally.counter):
             yield
 
     def __repr__(self) -> str:

@@ -37,8 +37,12 @@ class Process:
         try:
             namespace = os.stat(f"/proc/{pid}/ns/pid").st_ino
             with open(f"/proc/{pid}/stat") as stat:
-                start = int(stat.read().rpartition(")")[2].split()[19])
+                fields = stat.read().rpartition(")")[2].split()
+            start = int(fields[19])
         except (OSError, IndexError, ValueError):
+            return cls(pid, 0, 0)
+        if fields[0] in "ZX":
+            # Ended, but nobody has asked for its exit status yet.
             return cls(pid, 0, 0)
         return cls(pid, namespace, start)
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -100,6 +102,26 @@ def world(comm):
     import hpctk.world
 
     return hpctk.world.world(comm)
+
+
+@pytest.fixture(scope="module")
+def process_group():
+    """A gloo group of the job's ranks beside MPI, for MPI tests; gone, with its connections, after the module."""
+    import torch.distributed as dist
+
+    import hpctk.world
+
+    here = hpctk.world.world()
+    folder = here.run_on_root("making a folder", lambda: tempfile.mkdtemp(prefix="hpctk-gloo-"))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size
+    )
+    yield dist.group.WORLD
+    # Not before all are done: the first to leave would cut the connections of the others.
+    here.barrier("leaving gloo")
+    dist.destroy_process_group()
+    if here.rank == 0:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

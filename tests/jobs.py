@@ -1,9 +1,10 @@
-"""Start MPI jobs in subprocesses, as a user would from a clean shell, and never wait forever for them."""
+"""Start MPI and torchrun jobs in subprocesses, as a user would from a clean shell, and never wait forever for them."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -18,7 +19,18 @@ from hpctk.launch.kinds import kind_of
 from hpctk.launch.mpirun import mpirun_line
 
 ROOT = Path(__file__).parent.parent
-LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_")
+LAUNCHERS = (
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "HYDRA_",
+    "HYDI_",
+    "MPI_LOCAL",
+    "SLURM_",
+    "TORCHELASTIC_",
+    "MASTER_",
+)
 
 
 @dataclass(frozen=True)
@@ -76,3 +88,44 @@ def run_ranks(
     script.write_text(textwrap.dedent(program))
     words = python or ("-m", "mpi4py")
     return run(mpirun(ranks, sys.executable, *words, str(script)), timeout_s, **environ)
+
+
+def torchrun(ranks: int, *command: str) -> list[str]:
+    """Return the command line with which torchrun starts `ranks` processes here."""
+    return [
+        str(Path(sys.executable).parent / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", *command,
+    ]  # fmt: skip
+
+
+def run_without_launcher(
+    ranks: int, program: str, tmp_path: Path, awaited: int, timeout_s: float = 60, **environ: str
+) -> Ended:
+    """Run a program's text as ranks of torch.distributed that nobody looks after; return how `awaited` ended.
+
+    The others are ended then. The output is that of all.
+    """
+    script, log = tmp_path / "program.py", tmp_path / "output"
+    script.write_text(textwrap.dedent(program))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    began, processes = time.monotonic(), []
+    with log.open("w") as output:
+        for rank in range(ranks):
+            places = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            env = clean_environment(**{name: str(value) for name, value in places.items()}, **environ)
+            command = [sys.executable, "-u", str(script)]
+            processes.append(
+                subprocess.Popen(
+                    command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env
+                )
+            )
+    try:
+        code = processes[awaited].wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"rank {awaited} did not end within {timeout_s} s:\n{log.read_text()}") from None
+    finally:
+        seconds = time.monotonic() - began
+        for process in processes:
+            process.kill()
+            process.wait()
+    return Ended(code, log.read_text(errors="replace"), seconds)

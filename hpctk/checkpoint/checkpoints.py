@@ -26,8 +26,8 @@ from hpctk.checkpoint import folder, stop_signals
 from hpctk.checkpoint.load import load_checkpoint
 from hpctk.checkpoint.save import save_checkpoint
 from hpctk.checkpoint.stop_signals import StopSignals
+from hpctk.checkpoint.training import Trainer
 from hpctk.errors import SettingError
-from hpctk.optimizer import DistributedOptimizer
 
 #: Seconds between two meetings, about; and the most steps.
 MEETING_S, MEETING_STEPS = 0.25, 1000
@@ -69,7 +69,7 @@ class Checkpoints:
     def __init__(
         self,
         path: str | Path,
-        opt: DistributedOptimizer,
+        opt: Trainer,
         model: torch.nn.Module,
         *,
         every_steps: int | None = None,

@@ -12,14 +12,14 @@ import torch
 from hpctk.checkpoint import folder, rank_file, resize, training, tree
 from hpctk.checkpoint.folder import Index
 from hpctk.checkpoint.rank_file import Header
+from hpctk.checkpoint.training import Trainer
 from hpctk.collectives import auto
 from hpctk.errors import PeerError
-from hpctk.optimizer import DistributedOptimizer
 from hpctk.world import World
 
 
 def load_checkpoint(
-    path: str | Path, opt: DistributedOptimizer, model: torch.nn.Module, *, strict: bool = True
+    path: str | Path, opt: Trainer, model: torch.nn.Module, *, strict: bool = True
 ) -> dict[str, Any]:
     """Let training go on from a checkpoint, and return what `save_checkpoint` was given as extra.
 
@@ -66,7 +66,7 @@ def found(here: World, path: Path, what: str) -> tuple[Path, Index]:
 
 
 def _put_back(
-    here: World, place: Path, index: Index, opt: DistributedOptimizer, model: torch.nn.Module, what: str
+    here: World, place: Path, index: Index, opt: Trainer, model: torch.nn.Module, what: str
 ) -> dict[str, Any]:
     """Read this rank's part and put it back. Collective over the communicator."""
     same = index.ranks == here.size

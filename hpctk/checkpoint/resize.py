@@ -18,8 +18,9 @@ import torch
 
 from hpctk import random_state
 from hpctk.checkpoint import training, tree
+from hpctk.checkpoint.training import Trainer
 from hpctk.methods.earlier import shares
-from hpctk.optimizer import DistributedOptimizer, Stats
+from hpctk.stats.tally import Stats
 
 #: Opens the file of an earlier rank.
 Opener = Callable[[int], AbstractContextManager[Any]]
@@ -53,7 +54,7 @@ class EarlierRanks:
             return tree.read(file, *self._root, *path)
 
 
-def put_back(opt: DistributedOptimizer, model: torch.nn.Module, size: int, opener: Opener) -> dict[str, Any]:
+def put_back(opt: Trainer, model: torch.nn.Module, size: int, opener: Opener) -> dict[str, Any]:
     """Let this rank go on from what `size` ranks were; return the extra of rank 0."""
     whole = EarlierRanks(size, opener)
     rank, kind = opt.world.rank, opt.method.kind
@@ -91,7 +92,8 @@ def _model(whole: EarlierRanks, parameters: dict[str, Any], kind: str) -> dict[s
 def _optimizer(whole: EarlierRanks, kind: str) -> dict[str, Any]:
     """Return the base optimizer's state to go on from; what a rank had no momentum of counts as zeros."""
     kept: dict[str, Any] = whole.first("optimizer")
-    if kind != "gradient":
+    # Of nobody, where the optimizer is not hpctk's.
+    if kind != "gradient" and kept:
         for (number, key), mean in shares(map(_large, whole.each("optimizer", "state")), whole.size).items():
             kept["state"].setdefault(number, {})[key] = mean
     return kept

@@ -15,15 +15,13 @@ from hpctk._version import __version__
 from hpctk.checkpoint import folder, rank_file, training, tree
 from hpctk.checkpoint.folder import Index
 from hpctk.checkpoint.rank_file import Header, Seal
+from hpctk.checkpoint.training import Trainer
 from hpctk.collectives import auto
 from hpctk.collectives.gather_rows import gather_rows
 from hpctk.errors import PeerError
-from hpctk.optimizer import DistributedOptimizer
 
 
-def save_checkpoint(
-    path: str | Path, opt: DistributedOptimizer, model: torch.nn.Module, **extra: Any
-) -> Path:
+def save_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, **extra: Any) -> Path:
     """Save all that training goes on from, and return the folder of this checkpoint.
 
     Collective over the optimizer's communicator, between two steps. The last two checkpoints in the folder are kept.
@@ -35,6 +33,7 @@ def save_checkpoint(
     path : str or Path
         A folder for checkpoints of this training; made where it is missing.
     opt : DistributedOptimizer
+        Or what hpctk.ddp.attach returned, or a hpctk.horovod.Compression; keep their optimizer as an extra.
     model : torch.nn.Module
     **extra
         What else to go on from: numbers, strings, tensors, lists and dicts of them, or objects with a state_dict()

@@ -14,19 +14,51 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from hpctk import random_state
 from hpctk.collectives import auto
 from hpctk.errors import SettingError
-from hpctk.optimizer import DistributedOptimizer, Stats
+from hpctk.methods.earlier import Earlier
+from hpctk.methods.method import Method
+from hpctk.stats.tally import Stats
+from hpctk.world import World
 
 Tree = dict[str, Any]
 
 
-def capture(opt: DistributedOptimizer, model: torch.nn.Module, extra: Mapping[str, Any]) -> Tree:
+class Trainer(Protocol):
+    """What carries a method: DistributedOptimizer, hpctk.ddp.attach's result, hpctk.horovod.Compression.
+
+    Of the last two `state_dict` is empty: there the optimizer is the user's, to be kept as an extra.
+    """
+
+    method: Method
+
+    @property
+    def world(self) -> World: ...
+
+    @property
+    def stats(self) -> Stats: ...
+
+    def load_stats(self, stats: Stats) -> None: ...
+
+    def check_between_steps(self, what: str) -> None: ...
+
+    def state_dict(self) -> Tree: ...
+
+    def load_state_dict(self, state_dict: Tree) -> None: ...
+
+    def local_state_dict(self) -> Tree: ...
+
+    def load_local_state_dict(self, state: Tree) -> None: ...
+
+    def resized_local_state_dict(self, earlier: Earlier) -> Tree: ...
+
+
+def capture(opt: Trainer, model: torch.nn.Module, extra: Mapping[str, Any]) -> Tree:
     """Return all that training goes on from; not copies. Local once the schedules are resolved."""
     return {
         "model": model_state(model),
@@ -40,7 +72,7 @@ def capture(opt: DistributedOptimizer, model: torch.nn.Module, extra: Mapping[st
     }
 
 
-def settings(opt: DistributedOptimizer) -> Tree:
+def settings(opt: Trainer) -> Tree:
     """Return the method's settings as JSON gives them back."""
     text = json.dumps(opt.method.settings(), default=str)
     kept: Tree = json.loads(text)
@@ -59,7 +91,7 @@ def _plain(value: Any) -> Any:
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
-def put_back(opt: DistributedOptimizer, model: torch.nn.Module, tree: Tree) -> None:
+def put_back(opt: Trainer, model: torch.nn.Module, tree: Tree) -> None:
     """Let a rank go on from what it was, bit for bit."""
     opt.load_local_state_dict(tree["method"])
     # After the method, which may write parameters: what a user did to them since the last step counts.
@@ -93,7 +125,7 @@ def copied(tree: Any) -> Any:
     return tree
 
 
-def check_alike(opt: DistributedOptimizer, kept: Mapping[str, Any]) -> None:
+def check_alike(opt: Trainer, kept: Mapping[str, Any]) -> None:
     """Raise SettingError where the checkpoint was made by another method, or by other settings of it."""
     mine = settings(opt)
     differing = [key for key in {**kept, **mine} if kept.get(key) != mine.get(key)]

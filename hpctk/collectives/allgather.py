@@ -14,10 +14,10 @@ from hpctk.collectives.handle import Handle
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from hpctk.world import Comm
 
 
-def allgather(tensor: Any, *, schedule: str = "auto", comm: MPI.Intracomm | None = None) -> Any:
+def allgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) -> Any:
     """Return the tensors of all ranks, stacked in rank order along a new first dimension.
 
     Collective over the communicator. Not in place. Any dtype that hpctk moves, bool too.
@@ -28,13 +28,13 @@ def allgather(tensor: Any, *, schedule: str = "auto", comm: MPI.Intracomm | None
         The same shape and dtype on every rank.
     schedule : str
         "ring", "rotation" or "auto".
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
     return iallgather(tensor, schedule=schedule, comm=comm).wait()
 
 
-def iallgather(tensor: Any, *, schedule: str = "auto", comm: MPI.Intracomm | None = None) -> Handle:
+def iallgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start an all-gather and return its Handle. Collective over the communicator."""
     here = world(comm)
     here.agree("allgather", [*buffers.describe(tensor), ("schedule", schedule)])

@@ -2,7 +2,7 @@
 
 What happens to one tensor: the ranks make sure that they all gave the same shape and dtype; a copy
 of it, flat and on the host unless MPI takes device memory, is reduced in place by the engine (any
-plan) or by MPI itself; the copy, in the tensor's shape, is the result.
+plan) or by MPI or torch.distributed itself; the copy, in the tensor's shape, is the result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctk import buffers
 from hpctk.buffers import Dtype
-from hpctk.collectives import auto, mpi_own
+from hpctk.collectives import auto
 from hpctk.collectives.elements import elements
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.handle import Handle
@@ -21,16 +21,14 @@ from hpctk.stats.recorder import Call
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from hpctk.world import Comm
 
 OPERATIONS = ("mean", "sum", "max")
-#: Up to this many bytes MPI's own all-reduce is called the short way.
+#: Up to this many bytes the library's own all-reduce is called the short way.
 FEW_BYTES = 65536
 
 
-def allreduce(
-    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
-) -> Any:
+def allreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Any:
     """Return the mean, sum or maximum of `tensor` over all ranks, as a new tensor like it.
 
     Collective over the communicator. Not in place.
@@ -41,17 +39,16 @@ def allreduce(
         The same shape and dtype on every rank; a device tensor's result is on that device.
     op : {"mean", "sum", "max"}
     schedule : str
-        A name that `hpctk schedule list` shows, "mpi" for MPI's own (whose maximum may lose a NaN), or "auto".
-    comm : MPI.Intracomm, optional
+        A name that `hpctk schedule list` shows, "mpi" for MPI's own (whose maximum may lose a NaN), "torch" for
+        torch.distributed's own on a process group, or "auto".
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
     here, result, dtype = prepared("allreduce", tensor, op, schedule, comm)
     return reduce_in_place(here, result, dtype, op, schedule)
 
 
-def iallreduce(
-    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
-) -> Handle:
+def iallreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start an all-reduce and return its Handle; `handle.wait()` returns what `allreduce` does.
 
     Collective over the communicator: all ranks start their collectives in the same order. They may
@@ -61,9 +58,7 @@ def iallreduce(
     return start_in_place(here, result, dtype, op, schedule)
 
 
-def prepared(
-    what: str, tensor: Any, op: str, schedule: str, comm: MPI.Intracomm | None
-) -> tuple[World, Any, Dtype]:
+def prepared(what: str, tensor: Any, op: str, schedule: str, comm: Comm | None) -> tuple[World, Any, Dtype]:
     """Make sure that all ranks mean the same reduction, and return a copy to be reduced in place.
 
     Collective over the communicator.
@@ -83,10 +78,10 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
     Collective over the communicator. In place.
     """
     nbytes = _nbytes(tensor, dtype)
-    if nbytes <= FEW_BYTES and schedule in ("mpi", "auto"):
+    if nbytes <= FEW_BYTES and schedule in (here.own.name, "auto"):
         began = time.perf_counter()
-        chosen = schedule if schedule == "mpi" else _choose(here, nbytes, dtype, op)
-        if chosen == "mpi" and mpi_own.allreduce_few(here, tensor, dtype, op):
+        chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
+        if chosen == here.own.name and here.own.few(tensor, dtype, op):
             _report(here, nbytes // dtype.itemsize, dtype, began)
             return tensor
     return start_in_place(here, tensor, dtype, op, schedule).wait()
@@ -98,13 +93,13 @@ def start_in_place(
     """Start replacing `tensor`, which all ranks know to be alike, by its reduction.
 
     Collective over the communicator. In place; waiting returns `tensor`. With a reserved `lane` of the engine ranks
-    may start it in different orders; MPI's own all-reduce cannot do that, a plan is taken instead.
+    may start it in different orders; the library's own all-reduce cannot do that, a plan is taken instead.
     """
     nbytes = _nbytes(tensor, dtype)
     chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
-    if chosen == "mpi" and lane is None:
-        return _start_mpi(here, tensor, dtype, op)
-    if chosen == "mpi":
+    if chosen == here.own.name and lane is None and here.own.sums(dtype):
+        return _start_own(here, tensor, dtype, op)
+    if chosen == here.own.name:
         chosen = "recursive_doubling" if nbytes <= FEW_BYTES else "ring"
     plan = auto.plan_for(here, "allreduce", nbytes, chosen)
     flat = here.door.enter(tensor)
@@ -118,16 +113,16 @@ def start_in_place(
     return engine_of(here).handle(plan, parts, finish, segment_bytes=segment_bytes, lane=lane)
 
 
-def _start_mpi(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
+def _start_own(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
     flat = here.door.enter(tensor, stage=True)
     wide = _widen(flat) if dtype.widened else flat
     began = time.perf_counter()
-    requests = mpi_own.start(here, wide, dtype, op)
+    reduction = here.own.start(wide, dtype, op)
     n = len(flat)
-    name = f"MPI_Allreduce of {n} elements"
+    name = f"{here.own.title} of {n} elements"
 
     def wait() -> Any:
-        here.wait(requests, name)
+        reduction.wait(name)
         _report(here, n, dtype, began)
         result = wide / here.size if op == "mean" else wide
         if result is not flat:
@@ -135,18 +130,22 @@ def _start_mpi(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
         here.door.leave(tensor, flat)
         return tensor
 
-    return Handle(name, lambda: all(request.Test() for request in requests), wait)
+    return Handle(name, reduction.done, wait)
 
 
 def _report(here: World, n: int, dtype: Dtype, began: float) -> None:
     seconds = time.perf_counter() - began
-    engine_of(here).report(Call("allreduce", "mpi", n, n * dtype.itemsize, None, None, 0, began, seconds))
+    engine_of(here).report(
+        Call("allreduce", here.own.name, n, n * dtype.itemsize, None, None, 0, began, seconds)
+    )
 
 
 def _choose(here: World, nbytes: int, dtype: Dtype, op: str) -> str:
     chosen = auto.choose(here, "allreduce", nbytes)
-    # MPI's maximum of a number and NaN is the one or the other; ours is NaN.
-    return "recursive_doubling" if chosen == "mpi" and op == "max" and "float" in dtype.unit else chosen
+    # The library's maximum of a number and NaN is the one or the other; ours is NaN.
+    return (
+        "recursive_doubling" if chosen == here.own.name and op == "max" and "float" in dtype.unit else chosen
+    )
 
 
 def _nbytes(tensor: Any, dtype: Dtype) -> int:

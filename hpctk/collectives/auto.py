@@ -62,6 +62,12 @@ def machine(here: World) -> Machine:
     return current(here).calibration.machine
 
 
+def check(here: World, kind: str, schedule: str) -> None:
+    """Raise SettingError where a schedule is not known on these ranks."""
+    if schedule not in ("auto", here.own.name):
+        build(schedule, kind, here.size, nodes=here.nodes)
+
+
 def plan_for(here: World, kind: str, nbytes: int, schedule: str, root: int = 0) -> Plan:
     """Return the plan of a schedule, or of the best one where it is "auto".
 
@@ -78,4 +84,5 @@ def choose(here: World, kind: str, nbytes: int) -> str:
     if schedule is None:
         schedule = choice.calibration.best(kind, here.size, nbytes, here.nodes)
         choice.chosen[kind, nbytes] = schedule
-    return schedule
+    # What is called "mpi" in calibrations and checkpoints is the library's own, whichever library that is here.
+    return here.own.name if schedule == "mpi" else schedule

@@ -15,12 +15,11 @@ from hpctk.world import World, world
 
 if TYPE_CHECKING:
     import torch
-    from mpi4py import MPI
+
+    from hpctk.world import Comm
 
 
-def broadcast(
-    tensor: Any, *, root: int = 0, schedule: str = "auto", comm: MPI.Intracomm | None = None
-) -> Any:
+def broadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm | None = None) -> Any:
     """Return the root's tensor on every rank, as a new tensor.
 
     Collective over the communicator. Not in place. Any dtype that hpctk moves, bool too.
@@ -32,15 +31,13 @@ def broadcast(
     root : int
     schedule : str
         "binomial" or "auto".
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
     return ibroadcast(tensor, root=root, schedule=schedule, comm=comm).wait()
 
 
-def ibroadcast(
-    tensor: Any, *, root: int = 0, schedule: str = "auto", comm: MPI.Intracomm | None = None
-) -> Handle:
+def ibroadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start a broadcast and return its Handle. Collective over the communicator."""
     here = world(comm)
     here.agree("broadcast", [*buffers.describe(tensor), ("root", root), ("schedule", schedule)])

@@ -74,7 +74,9 @@ def measure(here: World, plans: list[Plan], nbytes: int) -> dict[str, float]:
     array = np.zeros(max(1, nbytes // 4), np.float32)
     dtype = DTYPES["float32"]
     engine = engine_of(here)
-    runs: dict[str, Callable[[], Any]] = {"mpi": partial(reduce_in_place, here, array, dtype, "sum", "mpi")}
+    runs: dict[str, Callable[[], Any]] = {
+        "mpi": partial(reduce_in_place, here, array, dtype, "sum", here.own.name)
+    }
     for plan in plans:
         runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"))
     times: dict[str, list[float]] = {name: [] for name in runs}

@@ -30,7 +30,7 @@ from hpctk.schedules import bounds, recursive_doubling, ring, rotation
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from hpctk.world import Comm
 
 #: Elements in one piece of the inner products: their float64 copies stay in the cache.
 PIECE = 8192
@@ -45,7 +45,7 @@ def consensus(
     momentum: float = 0.99,
     scale: str = "mean_norm",
     layerwise: bool = False,
-    comm: MPI.Intracomm | None = None,
+    comm: Comm | None = None,
 ) -> list[Any]:
     """Return the AdaCons aggregate of all ranks' tensors, as new tensors.
 
@@ -59,7 +59,7 @@ def consensus(
         What earlier calls left; `hpctk.ConsensusState()` at first.
     momentum, scale, layerwise
         As in AdaCons: beta, the scale of the result, and whether every tensor gets weights of its own.
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
     here = world(comm)

@@ -21,7 +21,6 @@ from hpctk.collectives.run import Kept, Run
 from hpctk.schedules.plan import Plan
 from hpctk.stats.recorder import Call, Counter, Recorder
 from hpctk.transport import Transport
-from hpctk.transport.mpi import MpiTransport
 from hpctk.world import World
 
 #: Runs that may be under way at once; each has tags of its own.
@@ -165,9 +164,11 @@ class Engine:
 
         return Handle(name, is_done, wait)
 
-    def progress(self) -> bool:
-        """Let all runs make progress; return whether any did."""
-        moved = [run.progress() for run, *_ in self._running]
+    def progress(self, *, wait: bool = False) -> bool:
+        """Let all runs make progress; return whether any did. With `wait` a single run may wait for a message."""
+        # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
+        alone = wait and len(self._running) == 1
+        moved = [run.progress(wait=alone) for run, *_ in self._running]
         if any(moved):
             self._retire()
             return True
@@ -179,7 +180,7 @@ class Engine:
             return
         vigil = self.transport.vigil(operation)
         while not run.done:
-            if self.progress():
+            if self.progress(wait=True):
                 vigil.progress()
             else:
                 vigil.nap(run.peers)
@@ -221,7 +222,7 @@ def engine_of(world: World) -> Engine:
     """Return the engine over a world's ranks, made at the first call."""
     engine: Engine | None = world.attached.get(Engine)
     if engine is None:
-        engine = world.attached[Engine] = Engine(MpiTransport(world))
+        engine = world.attached[Engine] = Engine(world.transport())
         # Ranks may wait for different things: whatever this one waits for, its runs go on.
         world.background.append(engine.progress)
     return engine

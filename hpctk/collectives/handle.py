@@ -26,7 +26,7 @@ class Handle:
         self._waited = False
 
     def done(self) -> bool:
-        """Return whether the communication is over; lets it make progress, and may wait for a message over gloo."""
+        """Return whether the communication is over; lets it make progress."""
         return self._waited or self._is_done()
 
     def wait(self) -> Any:

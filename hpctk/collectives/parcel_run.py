@@ -122,9 +122,12 @@ class ParcelRun:
         flight = self._receiving if self._receiving.segments else self._sending
         return list(dict.fromkeys(piece.peer for piece in flight.segments))
 
-    def progress(self) -> bool:
-        """Take in what is complete and start what may start; return whether anything happened."""
-        finished = self._poll() if self._transport.polls else self._wait_for_first()
+    def progress(self, *, wait: bool = False) -> bool:
+        """Take in what is complete and start what may start; return whether anything happened.
+
+        Never waits: what was sent may go on its way only when its header has been read at the other end.
+        """
+        finished = self._poll()
         for piece in finished:
             self._arrive(piece)
         if finished:
@@ -136,10 +139,6 @@ class ParcelRun:
     def _poll(self) -> list[Any]:
         finished: list[Any] = self._receiving.land(self._transport, LOOK)
         return finished + self._sending.land(self._transport, LOOK)
-
-    def _wait_for_first(self) -> list[Any]:
-        flights = [flight for flight in (self._sending, self._receiving) if flight.segments]
-        return min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1) if flights else []
 
     def _look_ahead(self) -> None:
         while not self._exhausted and len(self._open) < WINDOW:

@@ -13,12 +13,10 @@ from hpctk.collectives.handle import Handle
 from hpctk.schedules import bounds
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from hpctk.world import Comm
 
 
-def reduce_scatter(
-    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
-) -> Any:
+def reduce_scatter(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Any:
     """Return this rank's shard of the mean, sum or maximum over all ranks, as a new 1-D tensor.
 
     Collective over the communicator. Not in place. Of n elements in C order rank r of P gets those
@@ -31,14 +29,14 @@ def reduce_scatter(
     op : {"mean", "sum", "max"}
     schedule : str
         "ring", "rotation" or "auto".
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
     return ireduce_scatter(tensor, op=op, schedule=schedule, comm=comm).wait()
 
 
 def ireduce_scatter(
-    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: MPI.Intracomm | None = None
+    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None
 ) -> Handle:
     """Start a reduce-scatter and return its Handle. Collective over the communicator."""
     # The engine works in place: on a copy, of which only the shard is kept.

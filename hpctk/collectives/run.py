@@ -79,11 +79,11 @@ class Flight:
         self.segments.insert(position, segment)
         self._requests.insert(position, request)
 
-    def land(self, transport: Transport, look: int) -> list[Segment]:
-        """Take out and return those of the first `look` messages that are complete."""
+    def land(self, transport: Transport, look: int, wait: bool = False) -> list[Segment]:
+        """Take out and return those of the first `look` messages that are complete; wait for the first if need be."""
         if not self._requests:
             return []
-        positions = transport.complete(self._requests[:look])
+        positions = transport.complete(self._requests[:look], wait)
         landed = [self.segments[position] for position in positions]
         for position in sorted(positions, reverse=True):
             del self.segments[position], self._requests[position]
@@ -152,10 +152,13 @@ class Run:
         flight = self._receiving if self._receiving.segments else self._sending
         return list(dict.fromkeys(segment.peer for segment in flight.segments))
 
-    def progress(self) -> bool:
-        """Take in what is complete and start what may start; return whether anything happened."""
+    def progress(self, *, wait: bool = False) -> bool:
+        """Take in what is complete and start what may start; return whether anything happened.
+
+        With `wait` it may wait for a message, where that is cheaper than asking.
+        """
         before = self._number
-        finished = self._poll() if self._transport.polls else self._wait_for_first()
+        finished = self._wait_for_first() if wait and self._transport.waits else self._poll()
         for segment in finished:
             self._arrive(segment)
         self._send_ready()
@@ -169,7 +172,9 @@ class Run:
     def _wait_for_first(self) -> list[Segment]:
         """Wait for the message that stands first in the plan: no other rank waits for a later one of ours."""
         flights = [flight for flight in (self._sending, self._receiving) if flight.segments]
-        return min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1) if flights else []
+        return (
+            min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1, True) if flights else []
+        )
 
     def _segments(self) -> Iterator[Segment]:
         """Yield this rank's segments in the plan's order.

@@ -42,7 +42,7 @@ from hpctk.schedules.sparse_cost import Offer
 from hpctk.world import World, world
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from hpctk.world import Comm
 
 #: Seconds per element of the dense way, beside its all-reduce: room for the vector, and a look for what is not zero.
 DENSE_ELEMENT_S = 2e-9
@@ -73,7 +73,7 @@ def sparse_allreduce(
     *,
     keep: int | None = None,
     schedule: str = "auto",
-    comm: MPI.Intracomm | None = None,
+    comm: Comm | None = None,
 ) -> SparseSum:
     """Return the sum of all ranks' sparse vectors: ascending indices, their values, and what was dropped.
 
@@ -93,7 +93,7 @@ def sparse_allreduce(
         of one's own elements are not in it: add those to a residual, and nothing is lost.
     schedule : str
         "allgather", "recursive_doubling", "split", "dense" or "auto".
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
     here = world(comm)

@@ -19,7 +19,7 @@ from hpctk.errors import SettingError
 from hpctk.world import world
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from hpctk.world import Comm
 
 
 def weighted_mean(
@@ -27,7 +27,7 @@ def weighted_mean(
     weight: float | Sequence[float],
     *,
     schedule: str = "auto",
-    comm: MPI.Intracomm | None = None,
+    comm: Comm | None = None,
 ) -> list[Any]:
     """Return sum_m w_m x_m / sum_m w_m over the ranks m, as new tensors.
 
@@ -42,7 +42,7 @@ def weighted_mean(
         This rank's weight for the whole model, or one for each tensor; finite, not negative.
     schedule : str
         Of the all-reduce.
-    comm : MPI.Intracomm, optional
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
     here = world(comm)

@@ -9,6 +9,7 @@ Methods that do more than exchange gradients act in step hooks: `attach`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -28,14 +29,14 @@ from hpctk.horovod.kept_gradients import TokenReplica
 from hpctk.horovod.process_sets import communicator
 from hpctk.horovod.ready_made import ReadyMade
 from hpctk.horovod.sum_run import sum_run
+from hpctk.methods.earlier import Earlier
 from hpctk.methods.evaluation import consensus_model
 from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.mean import Mean
 from hpctk.methods.method import Method, Run
-from hpctk.optimizer import Stats
 from hpctk.overlap import release
-from hpctk.stats.recorder import Counter
-from hpctk.world import world
+from hpctk.stats.tally import Stats, Tally
+from hpctk.world import World, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -78,7 +79,7 @@ class Compression(ReadyMade):
         self._hvd = horovod()
         self.method = Mean(method) if isinstance(method, Compressor) else method
         self._process_set = self._hvd.global_process_set if process_set is None else process_set
-        self._counter, self._steps = Counter(), 0
+        self._tally = Tally()
         self._run: Run | None = None
         self._attachment: Attachment | None = None
         members = communicator(self._hvd, process_set, comm)
@@ -170,7 +171,7 @@ class Compression(ReadyMade):
     def _first(self, token: torch.Tensor) -> None:
         """Exchange all gradients of the step."""
         self._exchanged, self._skipping, self._error = True, False, None
-        self._steps += self._attachment is None
+        self._tally.steps += self._attachment is None
         try:
             factor = tokens.factor(token, self._replica.world.size)
             if self.method.kind == "gradient":
@@ -201,7 +202,7 @@ class Compression(ReadyMade):
         try:
             if self._error is not None:
                 raise self._error
-            self._steps += 1
+            self._tally.steps += 1
             if self.method.kind == "gradient":
                 return self._act_on_gradients()
             with self._counting():
@@ -260,11 +261,29 @@ class Compression(ReadyMade):
     @property
     def stats(self) -> Stats:
         """What was done on this rank so far. Horovod's tokens are not counted: 16 bytes for each parameter."""
-        c = self._counter
-        counts = self._run.counts.copy() if self._run is not None else {}
-        return Stats(
-            self._steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls, counts
-        )
+        return self._tally.stats(self._run.counts.copy() if self._run is not None else {})
+
+    def load_stats(self, stats: Stats) -> None:
+        """Go on counting from what an earlier run had counted on this rank. Collective before the first step."""
+        self._tally.load(stats)
+        self._begun(fresh=False).counts = Counter(stats.counts)
+
+    @property
+    def world(self) -> World:
+        """The ranks that train together."""
+        return self._replica.world
+
+    def check_between_steps(self, what: str) -> None:
+        """Raise HpctkError where gradients are under way, so that `what` would leave the ranks apart."""
+        if self._replica.kept:
+            raise HpctkError(f"{what} between backward and step()")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: Horovod's optimizer keeps its state, which is the user's to keep."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
 
     @property
     def finished(self) -> bool:
@@ -280,9 +299,13 @@ class Compression(ReadyMade):
         if state and self._member:
             self._begun(fresh=False).load_local_state(state)
 
+    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
+        """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
+        return self._begun(fresh=False).resized_state(earlier)
+
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        with counted(self._replica.world, self._counter):
+        with counted(self._replica.world, self._tally.counter):
             yield
 
     def __repr__(self) -> str:

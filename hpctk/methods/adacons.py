@@ -94,7 +94,7 @@ class AdaConsRun(BucketRun):
         """Parts are exchanged during backward; the weights, and the rest, follow when all are there."""
         return True
 
-    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Part:
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Part:
         """Start exchanging the parts of some gradients. Collective over the communicator. Not in place."""
         here = self.replica.world
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()]).cpu().numpy()
@@ -104,8 +104,9 @@ class AdaConsRun(BucketRun):
             places = {name: place for place, name in enumerate(self.replica.names)}
             members = [places[name] for name in gradients]
         # Kept from step to step, as long as this run: new pages are slow.
-        if lane not in self._rooms:
-            self._rooms[lane] = np.empty(Part.room_bytes(here, flat), np.uint8)
+        room_bytes = Part.room_bytes(here, flat)
+        if lane not in self._rooms or len(self._rooms[lane]) != room_bytes:
+            self._rooms[lane] = np.empty(room_bytes, np.uint8)
         return Part(here, flat, edges, members, self._rooms[lane], lane)
 
     def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:

@@ -95,8 +95,14 @@ class GradientRun(Run):
     def _exchange_all(self, council: Council) -> None:
         replica = self.replica
         held = {replica.names[i]: replica.writable_gradient(i) for i, has in enumerate(council.has) if has}
-        if not held:
-            return
+        if held:
+            self.exchange_in_place(held)
+
+    def exchange_in_place(self, held: dict[str, torch.Tensor]) -> None:
+        """Exchange gradients, laid out in memory as they may be, and count a round.
+
+        Collective over the communicator. In place.
+        """
         # Channels-last gradients and the like are not one row of memory.
         flat = {name: tensor.contiguous() for name, tensor in held.items()}
         self.exchange(flat)
@@ -121,11 +127,11 @@ class BucketRun(GradientRun):
         """Whether it can with these settings: then backward may overlap."""
 
     @abstractmethod
-    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Any:
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Any:
         """Start exchanging some gradients; return what `finish_buckets` needs.
 
         Collective over the communicator. Not in place. `lane` is the engine's, reserved for this bucket: ranks come
-        to it at different times.
+        to it at different times, unless it is known that they start all their collectives `in_order`.
         """
 
     @abstractmethod

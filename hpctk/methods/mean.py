@@ -99,11 +99,18 @@ class MeanRun(BucketRun):
         """Whether a part can go alone: a norm needs all gradients, and compressed ones go as one message."""
         return self._compressor is None and not self._settings.unit_norm
 
-    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor]) -> Handle:
+    def start_bucket(
+        self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False
+    ) -> Handle:
         """Start averaging some gradients. Collective over the communicator. Not in place."""
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
         return start_in_place(
-            self.replica.world, flat, buffers.dtype_of(flat), "mean", self.replica.schedule, lane
+            self.replica.world,
+            flat,
+            buffers.dtype_of(flat),
+            "mean",
+            self.replica.schedule,
+            None if in_order else lane,
         )
 
     def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:

@@ -15,6 +15,9 @@ from hpctk.compressors import finite
 from hpctk.errors import HpctkError, TensorError
 from hpctk.world import World
 
+#: One of each parameter, None where there is none.
+Gradients = Sequence[torch.Tensor | None]
+
 #: No gradient is bad.
 NONE = 2**62
 
@@ -118,26 +121,27 @@ class Replica:
             parameter.grad = gradient = gradient.clone(memory_format=torch.contiguous_format)
         return gradient
 
-    def first_bad(self) -> int | None:
+    def first_bad(self, gradients: Gradients | None = None) -> int | None:
         """Return the number of the first parameter whose gradient is not finite, None where all are."""
-        for i, gradient in enumerate(self.gradients()):
+        for i, gradient in enumerate(self.gradients() if gradients is None else gradients):
             if gradient is not None and not finite.all_finite(gradient):
                 return i
         return None
 
-    def confer(self, *, active: bool = True) -> Council:
-        """Learn what all ranks have: gradients, bad ones, data.
+    def confer(self, *, active: bool = True, gradients: Gradients | None = None) -> Council:
+        """Learn what all ranks have: gradients (those in `.grad` where none are given), bad ones, data.
 
         Collective over the communicator: one small all-reduce, a second one in steps in which some ranks
         have gradients that others lack.
         """
-        has = [gradient is not None for gradient in self.gradients()]
+        gradients = self.gradients() if gradients is None else gradients
+        has = [gradient is not None for gradient in gradients]
         # 62 bits: the number and its negative both fit, and are both least only if all are equal.
         digest = int.from_bytes(hashlib.blake2b(bytes(has), digest_size=8).digest(), "big") >> 2
         here = self.world
         mine = here.rank if active else here.size
         least = here.minimum(
-            [digest, -digest, self._bad_code(self.first_bad()), mine, int(active)], "opening a step"
+            [digest, -digest, self._bad_code(self.first_bad(gradients)), mine, int(active)], "opening a step"
         )
         if least[0] != -least[1]:
             lacking = here.minimum([int(not one) for one in has], "opening a step")

@@ -120,7 +120,8 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
     if name not in SCHEDULES:
         known = ", ".join(names(kind, with_nodes=True)) if kind in KINDS else ", ".join(SCHEDULES)
         raise SettingError(
-            f"schedule={name!r}: known are {known}; where one may choose also auto, and mpi for all-reduce"
+            f"schedule={name!r}: known are {known}; where one may choose also auto, and for all-reduce mpi, "
+            "or torch on a process group of torch.distributed"
         )
     builders = SCHEDULES[name].builders
     if kind not in builders:

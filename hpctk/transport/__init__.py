@@ -8,7 +8,10 @@ two ranks with the same tag arrive in the order they were sent. One message is a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from hpctk.buffers import Dtype
 
 
 class Patience(Protocol):
@@ -28,8 +31,8 @@ class Transport(Protocol):
     size: int
     #: Tags are 0 .. tag_limit.
     tag_limit: int
-    #: Whether `complete` returns at once; else it waits for the first request.
-    polls: bool
+    #: Whether waiting for a message is much cheaper than asking for it, where there is nothing else to do.
+    waits: bool
 
     def isend(self, data: Any, peer: int, tag: int) -> Any:
         """Start sending the bytes of `data` to `peer`; the memory must stay as it is until complete."""
@@ -37,14 +40,48 @@ class Transport(Protocol):
     def irecv(self, data: Any, peer: int, tag: int) -> Any:
         """Start receiving from `peer` into `data`; the message must be exactly as long."""
 
-    def complete(self, requests: list[Any]) -> list[int]:
-        """Return the positions of requests that are complete, now or (see `polls`) after waiting for the first.
+    def complete(self, requests: list[Any], wait: bool = False) -> list[int]:
+        """Return the positions of requests that are known to be complete; it may be that only the first are looked at.
 
-        A complete one must not be asked about again.
+        A complete one must not be asked about again. With `wait` it may wait for the first.
         """
 
     def vigil(self, operation: str) -> Patience:
         """Return what to do while nothing is complete."""
+
+
+class Reduction(Protocol):
+    """An all-reduce under way."""
+
+    def done(self) -> bool:
+        """Return whether it is complete."""
+
+    def wait(self, operation: str) -> None:
+        """Return once it is complete; PeerError at the deadline."""
+
+
+class OwnAllreduce(Protocol):
+    """The all-reduce of the library that joins the ranks, which keeps to itself what it sends."""
+
+    #: The schedule's name.
+    name: str
+    #: The library's name for it.
+    title: str
+
+    def sums(self, dtype: Dtype) -> bool:
+        """Return whether it can reduce this dtype."""
+
+    def few(self, tensor: Any, dtype: Dtype, op: str) -> bool:
+        """Reduce a plain contiguous host tensor in place at once; return False where it is not one.
+
+        Collective over the communicator. The short way for a few bytes, where every call of Python counts.
+        """
+
+    def start(self, flat: Any, dtype: Dtype, op: str) -> Reduction:
+        """Start replacing flat host memory by its sum (or max) over all ranks.
+
+        Collective over the communicator. In place. dtypes that are `widened` come as float32.
+        """
 
 
 def wait(transport: Transport, requests: list[Any], operation: str, peers: Iterable[int] = ()) -> None:

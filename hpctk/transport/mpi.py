@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from hpctk.errors import PeerError
 from hpctk.rollcall import Vigil
-from hpctk.world import World
+
+if TYPE_CHECKING:
+    from hpctk.mpi_world import MpiWorld
 
 _BYTE = MPI.BYTE
 _testsome = MPI.Request.Testsome
@@ -17,9 +19,9 @@ _testsome = MPI.Request.Testsome
 class MpiTransport:
     """Moves bytes between the ranks of a World."""
 
-    polls = True
+    waits = False
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: MpiWorld) -> None:
         self.world = world
         self.rank, self.size = world.rank, world.size
         self._comm = world.data
@@ -33,7 +35,7 @@ class MpiTransport:
         """Start receiving exactly the bytes of `data` from `peer`."""
         return self._comm.Irecv([data, len(data), _BYTE], peer, tag)
 
-    def complete(self, requests: list[MPI.Request]) -> list[int]:
+    def complete(self, requests: list[MPI.Request], wait: bool = False) -> list[int]:
         """Return the positions of requests that are complete now."""
         try:
             return _testsome(requests) or []

@@ -5,11 +5,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import hpctk.world
 from hpctk.collectives.elements import InPlace
 from hpctk.collectives.engine import Engine
 from hpctk.schedules import build
 from hpctk.schedules.registry import names
-from hpctk.transport.torch_distributed import TorchTransport
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def engine(world, mpi_tmp_path):
     dist.init_process_group(
         "gloo", init_method=f"file://{mpi_tmp_path}/store", rank=world.rank, world_size=world.size
     )
-    yield Engine(TorchTransport())
+    yield Engine(hpctk.world.world(dist.group.WORLD).transport())
     world.barrier("the end of a gloo test")
     dist.destroy_process_group()
 
@@ -33,8 +33,6 @@ def test_every_plan(world, engine):
 
 
 def test_the_same_bits_as_over_mpi(world, engine):
-    import hpctk
-
     rows = [
         np.random.default_rng([8, rank]).standard_normal(20_000).astype(np.float32)
         for rank in range(world.size)

@@ -13,9 +13,10 @@ from simulation.problem import Problem
 
 import hpctk
 from hpctk.errors import HpctkError
-from hpctk.methods import shared_word as words
+from hpctk.methods import mpi_word as words
 from hpctk.methods.grawa import LGRAWA, MGRAWA
-from hpctk.methods.shared_word import ServedWord, WindowWord
+from hpctk.methods.mpi_word import ServedWord, WindowWord
+from hpctk.methods.shared_word import shared_word
 from hpctk.methods.tickets import Tickets, meaning
 
 METHODS = {"MGRAWA": MGRAWA, "LGRAWA": LGRAWA}
@@ -139,7 +140,7 @@ def test_freeing_the_communicator_frees_the_words(world, comm, word):
 
 def test_ranks_of_one_node_use_memory(world):
     wanted = WindowWord if len(world.nodes) == 1 else ServedWord
-    assert isinstance(words.shared_word(world), wanted)
+    assert isinstance(shared_word(world), wanted)
 
 
 @both

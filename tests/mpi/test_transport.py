@@ -11,7 +11,6 @@ import hpctk.world
 from hpctk.errors import PeerError
 from hpctk.transport import wait
 from hpctk.transport.mpi import MpiTransport
-from hpctk.transport.torch_distributed import TorchTransport
 
 TAG = 7
 
@@ -40,7 +39,7 @@ def transport(request, world):
     if world.size == 1:
         pytest.skip("gloo has no messages to oneself")
     request.getfixturevalue("gloo")
-    return TorchTransport()
+    return hpctk.world.world(dist.group.WORLD).transport()
 
 
 def neighbours(transport):
@@ -126,9 +125,8 @@ def test_nothing_to_wait_for(transport):
     wait(transport, [], "nothing")
 
 
-def test_complete_tells_which(world):
-    # Not over gloo: its messages cannot be asked, only waited for.
-    transport, (left, right) = MpiTransport(world), neighbours(world)
+def test_complete_tells_which(world, transport):
+    left, right = neighbours(world)
     late, early = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
     requests = [transport.irecv(late, left, TAG), transport.irecv(early, left, TAG + 1)]
     sent = [transport.isend(content(world.rank, right, 8), right, TAG + 1)]
@@ -184,11 +182,12 @@ def test_deadline_over_gloo_names_operation_and_peer(world, gloo, monkeypatch):
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
     monkeypatch.setenv("HPCTK_TIMEOUT_S", "1")
-    transport = TorchTransport()
+    transport = hpctk.world.world(dist.group.WORLD).transport()
     if world.rank == 0:
         request = transport.irecv(np.zeros(1, np.uint8), 1, TAG)
         with pytest.raises(PeerError, match="in the message that never comes.*rank 1.*HPCTK_TIMEOUT_S"):
             wait(transport, [request], "the message that never comes", [1])
+    world.barrier("rank 0 has given up")
 
 
 def test_ranks_of_a_gloo_group_are_counted_within_it(world, gloo):
@@ -197,7 +196,7 @@ def test_ranks_of_a_gloo_group_are_counted_within_it(world, gloo):
     group = dist.new_group(range(1, world.size))
     if world.rank == 0:
         return
-    transport = TorchTransport(group)
+    transport = hpctk.world.world(group).transport()
     assert (transport.rank, transport.size) == (world.rank - 1, world.size - 1)
     left, right = neighbours(transport)
     received = np.zeros(10, np.uint8)

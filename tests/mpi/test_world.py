@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import hpctk.mpi_world
 import hpctk.world
 from hpctk.errors import MismatchError, PeerError, SettingError
 
@@ -21,7 +22,7 @@ def test_freed_with_the_users_communicator(comm):
     made = hpctk.world.world(copy)
     copy.Free()
     assert made.data == MPI.COMM_NULL
-    assert made not in hpctk.world._worlds
+    assert made not in hpctk.mpi_world._worlds
 
 
 def test_split_communicators_have_their_own_world(comm):
