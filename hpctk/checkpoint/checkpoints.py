@@ -125,6 +125,11 @@ class Checkpoints:
         self._saved_s = time.monotonic()
         return place
 
+    @property
+    def heard(self) -> int:
+        """The number of the signal that this rank has heard, 0 for none; `after_step` acts on it, on all ranks."""
+        return self._signals.heard
+
     def close(self) -> None:
         """Listen for signals no longer."""
         self._signals.close()

@@ -11,6 +11,8 @@ from hpctk import environment
 
 #: Seconds between two rewritings, and between two lines in a log.
 BAR_S, LINE_S = 0.1, 10.0
+#: Characters of the bar.
+SHORTEST, LONGEST = 4, 24
 
 
 class Progress:
@@ -29,28 +31,49 @@ class Progress:
         # mpirun stands between a rank and the terminal: whoever started it says what there is.
         self._style = environment.progress() or ("bar" if self._stream.isatty() else "lines")
         self._began = self._shown = 0.0
+        #: Steps that were over before: of a job that was resumed.
+        self._first = 0
+        #: Whether there is a line that is not ended.
+        self._open = False
 
     def step(self, done: int, total: int, remark: str = "") -> None:
         """Say that `done` steps of `total` are over."""
         now = time.monotonic()
         # The clock starts with the first step: what was loaded before it says nothing about the rest.
-        self._began = self._began or now
+        if not self._began:
+            self._began, self._first = now, done
         last = done >= total
         if self._style == "none" or (
             not last and now - self._shown < (BAR_S if self._style == "bar" else LINE_S)
         ):
             return
         self._shown = now
-        line = self._line(done, total, remark, now - self._began)
+        self._open = self._style == "bar" and not last
+        width = shutil.get_terminal_size().columns - 1 if self._style == "bar" else 0
+        line = self._line(done, total, remark, now - self._began, width)
         if self._style == "bar":
-            width = shutil.get_terminal_size().columns - 1
             self._stream.write(f"\r{line[:width]:<{width}}" + ("\n" if last else ""))
         else:
             self._stream.write(line + "\n")
         self._stream.flush()
 
-    def _line(self, done: int, total: int, remark: str, seconds: float) -> str:
-        share = done / total if total else 1.0
-        bar = "#" * round(24 * share)
-        left = f", {seconds / share - seconds:.0f} s left" if 0 < share < 1 and seconds > 1 else ""
-        return f"{self._title} [{bar:<24}] {done}/{total} {seconds:.0f} s{left}  {remark}"
+    def finish(self) -> None:
+        """End the line of work that was ended before its last step."""
+        if self._open:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._open = False
+
+    def _line(self, done: int, total: int, remark: str, seconds: float, width: int) -> str:
+        """Return the line; the bar gives way to the words where `width` is short, 0 standing for any."""
+        here = done - self._first
+        left = (
+            f", {seconds / here * (total - done):.0f} s left"
+            if here > 0 and done < total and seconds > 1
+            else ""
+        )
+        words = f"{done}/{total} {seconds:.0f} s{left}  {remark}"
+        room = width - len(f"{self._title} [] {words}") if width else LONGEST
+        length = min(LONGEST, max(SHORTEST, room))
+        bar = "#" * round(length * (done / total if total else 1.0))
+        return f"{self._title} [{bar:<{length}}] {words}"

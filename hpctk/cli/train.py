@@ -1,50 +1,44 @@
 """Train a bundled job on the ranks of this MPI job by one method or several, and say what it cost.
 
 Examples:
-  mpirun -n 4 python -m mpi4py -m hpctk train digits --method all
-  mpirun -n 4 python -m mpi4py -m hpctk train digits --method saef --set compressor=sign --set server=sign
-  mpirun -n 2 python -m mpi4py -m hpctk train digits --method mean:topk:0.01,celgc --epochs 5 --json result.json
+  mpirun -n 4 python -m mpi4py -m hpctk train digits --method all --run runs/all
+  mpirun -n 4 python -m mpi4py -m hpctk train digits --run runs/all --resume
+  mpirun -n 4 python -m mpi4py -m hpctk train fashion --model cnn --method saef --compressor sign --set server=sign
+  mpirun -n 2 python -m mpi4py -m hpctk train lm --method mean:topk:0.01,celgc --epochs 5 --json result.json
+  mpirun -n 8 python -m mpi4py -m hpctk train regression --method adacons
+  hpctk train digits --help
   hpctk train --list-methods
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hpctk.cli import task_options
 from hpctk.cli.progress import Progress
-from hpctk.cli.table import bytes_text, table
+from hpctk.cli.results import results_table
+from hpctk.cli.table import bytes_text
 from hpctk.errors import SettingError
+from hpctk.tasks import TASKS, task_class
+
+if TYPE_CHECKING:
+    from hpctk.tasks.recipes import Recipe
+    from hpctk.tasks.run_folder import RunFolder
+    from hpctk.tasks.task import Task
+    from hpctk.tasks.train import Report
+    from hpctk.world import World
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; None means the task's own default."""
-    parser.add_argument(
-        "task", nargs="?", choices=["digits"], help="digits: 1797 handwritten digits, bundled"
-    )
-    parser.add_argument("--method", default="mean", help="a method, several with commas, or all [mean]")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of the method; may be repeated",
-    )
+    """Declare the tasks, each with its options."""
     parser.add_argument(
         "--list-methods", action="store_true", help="print all methods, one line each, and stop"
     )
-    parser.add_argument("--epochs", type=int, help="passes over the data [20]")
-    parser.add_argument("--batch", type=int, help="images per rank and step [16]")
-    parser.add_argument("--lr", type=float, help="learning rate of SGD [0.1]")
-    parser.add_argument("--momentum", type=float, help="momentum of SGD [0.9]")
-    parser.add_argument("--seed", type=int, help="of the model and of the order of the data [1]")
-    parser.add_argument(
-        "--schedule", help="how dense tensors are averaged; hpctk schedule list shows all [ring]"
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the result of every rank to FILE")
+    task_options.add_tasks(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,47 +47,110 @@ def run(options: argparse.Namespace) -> int:
         print(listed())
         return 0
     if options.task is None:
-        raise SettingError("say what to train: hpctk train digits (or --list-methods)")
-    from hpctk.tasks.recipes import readable, recipes
-    from hpctk.tasks.train import RANGES, Settings, train_digits
+        raise SettingError(f"say what to train: {', '.join(TASKS)} (or --list-methods)")
+    if options.resume and options.folder is None:
+        raise SettingError("--resume: say of which run by --run DIR")
+    from hpctk.tasks.recipes import recipes
+    from hpctk.tasks.report import document
+    from hpctk.tasks.run_folder import RunFolder
     from hpctk.world import world
 
-    given = {name: getattr(options, name) for name in (*RANGES, "schedule")}
-    settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    chosen = recipes(options.method, overrides(options.set))
-    methods = {recipe.name: readable(recipe.make()) for recipe in chosen}
-    here = world()
-    everyone: list[dict[str, Any]] = []
-    for recipe in chosen:
-        bar = Progress(f"{recipe.name} on {here.size} ranks") if here.rank == 0 else None
-
-        def on_step(step: int, total: int, loss: float, bar: Progress | None = bar) -> None:
-            if bar is not None:
-                bar.step(step, total, f"loss {loss:.3f}")
-
-        result = train_digits(here, settings, recipe, on_step)
-        texts = here.gather_texts(json.dumps(asdict(result)), "gathering the results")
-        everyone += [{"rank": rank, **json.loads(text)} for rank, text in enumerate(texts)]
-    document = {
-        "ranks": here.size, "settings": asdict(settings), "methods": methods, "results": everyone
-    }  # fmt: skip
-    if options.json is not None:
-        target: Path = options.json
-        here.run_on_root(
-            "writing the result", lambda: target.write_text(json.dumps(document, indent=2) + "\n")
-        )
-    if here.rank == 0:
-        print(shown(everyone))
+    kind = task_class(options.task)
+    folder = None if options.folder is None else RunFolder(options.folder)
+    settings = task_options.resolved(options, kind.settings_class, folder)
+    chosen = recipes(settings, kind.recipes)
+    here, task = world(), kind(settings)
+    with here.shared_errors("loading the data"):
+        task.load()
+        for recipe in chosen:
+            task.check(here.size, recipe.make())
+    if folder is not None:
+        remark = f"hpctk train {options.task}, begun on {here.size} ranks"
+        here.run_on_root("opening the run", lambda: folder.begin(settings, remark, resume=options.resume))
+    entries = {recipe.name: train(here, task, recipe, folder, several=len(chosen) > 1) for recipe in chosen}
+    whole = document(options.task, here.size, dataclasses.asdict(settings), entries)
+    hand_over(here, whole, folder, options)
     return 0
 
 
-def overrides(texts: list[str]) -> dict[str, str]:
-    """Return the settings that KEY=VALUE texts give."""
-    pairs = [text.partition("=") for text in texts]
-    for key, equals, _ in pairs:
-        if not key or not equals:
-            raise SettingError(f"--set {key}: need KEY=VALUE, such as --set period=16")
-    return {key: value for key, _, value in pairs}
+def train(
+    here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None, *, several: bool
+) -> dict[str, Any]:
+    """Train by one method, unless it was; return how it went. Collective over the communicator."""
+    from hpctk.checkpoint import Stopped
+    from hpctk.tasks.recipes import readable
+    from hpctk.tasks.report import document, entry
+    from hpctk.tasks.train import Job
+
+    own = None if folder is None else folder.of_method(recipe.name, several=several)
+    kept = None if own is None else finished(here, own, recipe.name, several=several)
+    if kept is not None:
+        return kept
+    job = Job(here, task, recipe, None if own is None else own.checkpoints)
+    resumed = job.resume()
+    bar = Progress(recipe.name + (", resumed" if resumed else ""))
+    try:
+        result = job.run(lambda report: _show(bar, report) if here.rank == 0 else None)
+    finally:
+        bar.finish()
+    late = job.close()
+    texts = here.gather_texts(json.dumps(dataclasses.asdict(result)), "gathering the results")
+    made = entry(readable(recipe.make()), [json.loads(text) for text in texts])
+    if own is not None:
+        whole = document(
+            task.settings.task, here.size, dataclasses.asdict(task.settings), {recipe.name: made}
+        )
+        here.run_on_root("writing the result", lambda: own.write_result(whole))
+    if several and here.minimum([-late], "asking for signals") != [0]:
+        raise Stopped(f"stopped after {recipe.name}; --resume goes on with the other methods")
+    return made
+
+
+def finished(here: World, own: RunFolder, name: str, *, several: bool) -> dict[str, Any] | None:
+    """Return how a method did where that is known already. Collective over the communicator."""
+    found: dict[str, Any] | None = here.run_on_root("looking for a result", own.result)
+    if found is None or not found["methods"][name]["complete"]:
+        return None
+    if several and found["ranks"] != here.size:
+        raise SettingError(
+            f"{own.path}: {name} was trained on {found['ranks']} ranks, now there are {here.size}: a comparison needs "
+            "the same number for all"
+        )
+    kept: dict[str, Any] = found["methods"][name]
+    return kept
+
+
+def hand_over(
+    here: World, whole: dict[str, Any], folder: RunFolder | None, options: argparse.Namespace
+) -> None:
+    """Write the result and the picture, print the table. Collective over the communicator."""
+    from hpctk.tasks.run_folder import write_json
+
+    if folder is not None:
+        here.run_on_root("writing the result", lambda: folder.write_result(whole))
+    if options.json is not None:
+        here.run_on_root("writing the result", lambda: write_json(options.json, whole))
+    lines = [results_table(whole["methods"])]
+    if options.picture is not None:
+        lines.append(here.run_on_root("drawing the picture", lambda: _drawn(whole, options.picture)))
+    if here.rank == 0:
+        print("\n".join(lines))
+
+
+def _show(bar: Progress, report: Report) -> None:
+    sent = "" if report.bytes_per_step is None else f"  {bytes_text(report.bytes_per_step)}/step"
+    remark = f"loss {report.loss:.3g}  {report.samples_per_s:.0f} samples/s{sent}"
+    bar.step(report.done, report.total, remark)
+
+
+def _drawn(whole: dict[str, Any], target: Path) -> str:
+    from hpctk.tasks.picture import draw
+
+    try:
+        draw(whole, target)
+    except ImportError:
+        return "no picture: it needs matplotlib (pip install 'hpctk[plot]')"
+    return f"picture: {target}"
 
 
 def listed() -> str:
@@ -102,25 +159,4 @@ def listed() -> str:
 
     lines = [f"{name:<10} {summary}" for name, summary in summaries()]
     lines.append(f"{'all':<10} mean and the five methods, one after the other")
-    return "\n".join(lines) + f"\n\nmean:COMPRESSOR averages with one of: {compressor_forms()}"
-
-
-def shown(results: list[dict[str, Any]]) -> str:
-    """Return a table with a line for each method."""
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for result in results:
-        by_method.setdefault(result["method"], []).append(result)
-    rows = []
-    for name, ranks in by_method.items():
-        sent = [one["sent_bytes"] for one in ranks]
-        rows.append(
-            [
-                name,
-                f"{ranks[0]['accuracy']:.1%}",
-                str(ranks[0]["steps"]),
-                f"{sum(one['rounds'] for one in ranks) / len(ranks):.0f}",
-                "MPI does not tell" if None in sent else bytes_text(max(sent)),
-                f"{max(one['seconds'] for one in ranks):.1f}",
-            ]
-        )
-    return table(["method", "accuracy", "steps", "rounds", "sent per rank", "seconds"], rows)
+    return "\n".join(lines) + f"\n\nCompressors: {compressor_forms()}; mean:COMPRESSOR is averaging with one"

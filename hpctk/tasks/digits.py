@@ -8,37 +8,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import as_file, files
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+
+from hpctk.tasks.images import Images, accuracy_and_loss
+from hpctk.tasks.settings import EpochSettings, setting
+from hpctk.tasks.task import ShuffledTask
 
 #: Every 6th image is held out for testing: 300 images, all classes.
 TEST_EVERY = 6
 
 
 @dataclass(frozen=True)
-class Split:
-    """Images as float rows of 64 pixels in 0..1, and their labels."""
+class DigitsSettings(EpochSettings):
+    """What the job is told."""
 
-    images: torch.Tensor
-    labels: torch.Tensor
+    task: ClassVar[str] = "digits"
 
-
-def load() -> tuple[Split, Split]:
-    """Return the training and the test images."""
-    import h5py
-
-    with as_file(files("hpctk").joinpath("data/digits.h5")) as path, h5py.File(path, "r") as stored:
-        images = torch.from_numpy(stored["images"][...]).flatten(1).float() / 16
-        labels = torch.from_numpy(stored["labels"][...]).long()
-    held_out = torch.arange(len(labels)) % TEST_EVERY == 0
-    return Split(images[~held_out], labels[~held_out]), Split(images[held_out], labels[held_out])
+    epochs: int = setting(20, "passes over the data", range=(1, 10_000))
 
 
-def model(seed: int) -> torch.nn.Module:
-    """Return the network, the same for the same seed, without touching torch's global generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+class Digits(ShuffledTask[DigitsSettings]):
+    """Classify digits by two hidden layers."""
+
+    settings_class = DigitsSettings
+
+    def load(self) -> None:
+        """Read the bundled images."""
+        self.train, self.test = load()
+        self.samples = len(self.train.labels)
+
+    def make_model(self) -> torch.nn.Module:
+        """Return the network."""
         return torch.nn.Sequential(
             torch.nn.Linear(64, 128),
             torch.nn.ReLU(),
@@ -47,20 +49,26 @@ def model(seed: int) -> torch.nn.Module:
             torch.nn.Linear(64, 10),
         )
 
+    def pick(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return images and labels."""
+        return self.train.images[indices], self.train.labels[indices]
 
-def batches(n: int, batch: int, rank: int, size: int, seed: int, epoch: int) -> list[torch.Tensor]:
-    """Return the indices of this rank's batches in one epoch.
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Return the cross entropy."""
+        images, labels = batch
+        return torch.nn.functional.cross_entropy(model(images), labels)
 
-    All ranks shuffle alike and take every size-th image, the same number each; what does not fill a
-    batch on every rank is left for another epoch.
-    """
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
-    mine = order[rank::size][: n // size]
-    return list(mine.split(batch)[: n // size // batch])
+    def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
+        """Return accuracy and loss on the held-out images."""
+        return accuracy_and_loss(model, self.test)
 
 
-def accuracy(network: Any, split: Split) -> float:
-    """Return the share of images the network gets right."""
-    with torch.no_grad():
-        right = network(split.images).argmax(1) == split.labels
-    return float(right.double().mean())
+def load() -> tuple[Images, Images]:
+    """Return the training and the test images: rows of 64 pixels in 0..1."""
+    import h5py
+
+    with as_file(files("hpctk").joinpath("data/digits.h5")) as path, h5py.File(path, "r") as stored:
+        images = torch.from_numpy(stored["images"][...]).flatten(1).float() / 16
+        labels = torch.from_numpy(stored["labels"][...]).long()
+    held_out = torch.arange(len(labels)) % TEST_EVERY == 0
+    return Images(images[~held_out], labels[~held_out]), Images(images[held_out], labels[held_out])

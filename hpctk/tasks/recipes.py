@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,13 +10,14 @@ from hpctk.compressors import Compressor, by_name, forms
 from hpctk.errors import SettingError
 from hpctk.methods import METHODS, method_class
 from hpctk.methods.method import Method
+from hpctk.tasks.settings import Settings
 
 #: What `--method all` compares: plain averaging, and the five methods (GRAWA in both forms).
 COMPARED = ("mean", "adacons", "sasg", "saef", "mgrawa", "lgrawa", "celgc")
 
 #: Settings that differ from the constructor's defaults: the bundled jobs are small and short.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "sasg": {"density": 0.05, "alpha": 4.0, "reduce": "mean"},
+    "sasg": {"density": 0.05, "alpha": 0.25, "reduce": "mean"},
     "saef": {"compressor": "topk:0.05"},
     "mgrawa": {"period": 8},
     "lgrawa": {"period": 8},
@@ -55,7 +56,7 @@ class Recipe:
         return made
 
 
-def recipe(text: str) -> Recipe:
+def recipe(text: str, suited: Mapping[str, Mapping[str, Any]] = SETTINGS) -> Recipe:
     """Return the recipe of one method; "mean:COMPRESSOR" is averaging with that compressor."""
     name, _, compressor = text.partition(":")
     if name not in _classes():
@@ -63,20 +64,35 @@ def recipe(text: str) -> Recipe:
     if compressor:
         if name != "mean":
             raise SettingError(
-                f"method={text!r}: only mean takes a compressor so; give others --set compressor=..."
+                f"method={text!r}: only mean takes a compressor so; give others --compressor ..."
             )
         by_name(compressor)
         return Recipe(text, {"compressor": compressor})
-    return Recipe(name, SETTINGS.get(name, {}))
+    return Recipe(name, suited.get(name, {}))
 
 
-def recipes(text: str, overrides: Mapping[str, str]) -> list[Recipe]:
-    """Return the recipes that a comma-separated text names; "all" is plain averaging and the five methods."""
-    words = COMPARED if text == "all" else text.split(",")
-    found = [recipe(word.strip()) for word in words]
-    if overrides and len(found) > 1:
-        raise SettingError("--set: give one method with it, settings differ from method to method")
-    return [replace(one, settings={**one.settings, **overrides}) for one in found]
+def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list[Recipe]:
+    """Return the recipes that the settings of a job name; "all" is plain averaging and the five methods.
+
+    Parameters
+    ----------
+    settings : Settings
+    suited : mapping
+        Settings of methods that suit the task.
+    """
+    words = COMPARED if settings.method == "all" else settings.method.split(",")
+    found = [recipe(word.strip(), {**SETTINGS, **suited}) for word in words]
+    doubled = {one.name for one in found if [two.name for two in found].count(one.name) > 1}
+    if doubled:
+        raise SettingError(f"method={settings.method!r}: {', '.join(doubled)} is there twice")
+    given = dict(settings.method_settings)
+    if settings.compressor is not None:
+        by_name(settings.compressor)
+        given["compressor"] = settings.compressor
+    if given and len(found) > 1:
+        names = ", ".join(given)
+        raise SettingError(f"{names}: give one method with it, settings differ from method to method")
+    return [replace(one, settings={**one.settings, **given}) for one in found]
 
 
 def summaries() -> list[tuple[str, str]]:
@@ -89,22 +105,12 @@ def _classes() -> dict[str, Any]:
 
 
 def _value(key: str, value: Any) -> Any:
-    """Return a setting as the constructor wants it; texts come from the command line."""
+    """Return a setting as the constructor wants it: compressors and None have to be written as texts."""
     if not isinstance(value, str):
         return value
     if value.lower() == "none":
         return None
-    if key in ("compressor", "server"):
-        return by_name(value)
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    number: Callable[[str], float]
-    for number in (int, float):
-        try:
-            return number(value)
-        except ValueError:
-            continue
-    return value
+    return by_name(value) if key in ("compressor", "server") else value
 
 
 def compressor_forms() -> str:

@@ -1,56 +1,192 @@
-"""The bundled job as users start it."""
+"""The bundled jobs as users start them: what they leave behind, how they stop and go on, what they refuse."""
 
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
+import time
 
+import idx_files
 import pytest
-from jobs import ROOT, mpirun, run
+from jobs import ROOT, clean_environment, mpirun, run
 
-TRAIN = [sys.executable, "-m", "mpi4py", "-m", "hpctk", "train", "digits"]
+HPCTK = [sys.executable, "-m", "mpi4py", "-m", "hpctk", "train"]
+#: Small enough for a test, and long enough to be stopped in the middle.
+STOPPABLE = ["digits", "--method", "saef", "--epochs", "6", "--seed", "3", "--checkpoint-steps", "20"]
 
 
-def test_digits_trains_and_accounts(tmp_path):
-    target = tmp_path / "result.json"
-    ended = run(mpirun(4, *TRAIN, "--epochs", "8", "--json", str(target)), timeout_s=120)
+def train(ranks, *words, **options):
+    return run(mpirun(ranks, *HPCTK, *map(str, words)), timeout_s=150, **options)
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def test_digits_by_two_methods(tmp_path):
+    """Accounts, folders, picture; and once it is over, nothing is trained again."""
+    folder = tmp_path / "run"
+    words = ["digits", "--method", "mean,celgc", "--epochs", 5, "--run", folder]
+    ended = train(4, *words, "--picture", tmp_path / "picture.png")
     assert ended.code == 0, ended.output
-    document = json.loads(target.read_text())
-    assert len(document["results"]) == 4
+    document = result(folder)
+    assert (document["ranks"], list(document["methods"])) == (4, ["mean", "celgc"])
+    mean = document["methods"]["mean"]
     # The model has 17226 parameters; a ring sends 2*3/4 of them in each step, give or take a block's rounding.
     parameters = 64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10
-    for result in document["results"]:
-        assert result["accuracy"] > 0.9
-        wanted = result["steps"] * parameters * 4 * 2 * 3 / 4
-        assert result["sent_bytes"] == pytest.approx(wanted, rel=1e-3)
-    assert {result["accuracy"] for result in document["results"]} == {document["results"][0]["accuracy"]}
+    assert len(mean["ranks"]) == 4
+    for rank in mean["ranks"]:
+        assert rank["sent_bytes"] == pytest.approx(rank["steps"] * parameters * 4 * 2 * 3 / 4, rel=1e-3)
+    assert mean["metrics"]["accuracy"] > 0.85
+    assert mean["curve"]["losses"][-1] < mean["curve"]["losses"][0] / 4
+    assert mean["curve"]["steps"][-1] == mean["ranks"][0]["steps"] == 5 * (1497 // 64)
     assert "sent per rank" in ended.output
+    assert f"picture: {tmp_path / 'picture.png'}" in ended.output
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "samples/s" in ended.output
+    assert "/step" in ended.output
+
+    again = train(4, "digits", "--run", folder, "--resume")
+    assert again.code == 0, again.output
+    assert "samples/s" not in again.output
+    assert "celgc" in again.output
+    assert result(folder) == document
 
 
-def test_the_same_seed_gives_the_same_result(tmp_path):
-    losses = []
-    for name in ("a.json", "b.json"):
-        ended = run(mpirun(2, *TRAIN, "--epochs", "2", "--json", str(tmp_path / name)), timeout_s=120)
-        assert ended.code == 0, ended.output
-        losses.append([result["loss"] for result in json.loads((tmp_path / name).read_text())["results"]])
-    assert losses[0] == losses[1]
+def started(folder, words):
+    """Start two ranks in the background; return the job and the ranks' process ids once a checkpoint is there."""
+    job = subprocess.Popen(
+        mpirun(2, *HPCTK, *words, "--run", str(folder)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, stdin=subprocess.DEVNULL, env=clean_environment(), cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("checkpoints/*/index.json")):
+        if job.poll() is not None or time.monotonic() > deadline:
+            os.killpg(job.pid, signal.SIGKILL)
+            raise AssertionError(job.communicate()[0])
+        time.sleep(0.01)
+    mine = f"--run\0{folder}\0".encode()
+    ranks = [
+        int(pid)
+        for pid in os.listdir("/proc")
+        if pid.isdigit() and mine in _command(pid) and b"mpirun" not in _command(pid).split(b"\0")[0]
+    ]
+    return job, ranks
+
+
+def _command(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def test_a_stopped_job_goes_on_bit_for_bit(tmp_path):
+    """A signal to one rank: all save and exit with 85; resumed, the parameters end the same as without a stop."""
+    straight = train(2, *STOPPABLE, "--run", tmp_path / "straight")
+    assert straight.code == 0, straight.output
+    stopped = tmp_path / "stopped"
+    job, ranks = started(stopped, STOPPABLE)
+    os.kill(max(ranks), signal.SIGUSR2)
+    output = job.communicate(timeout=60)[0]
+    assert job.returncode == 85, output
+    assert "stopped by SIGUSR2" in output
+    assert not (stopped / "result.json").exists()
+    resumed = train(2, "digits", "--run", stopped, "--resume")
+    assert resumed.code == 0, resumed.output
+    assert "resumed" in resumed.output
+    one, two = (result(folder)["methods"]["saef"] for folder in (tmp_path / "straight", stopped))
+    assert one["parameters_sha256"] == two["parameters_sha256"]
+    assert one["metrics"] == two["metrics"]
+    assert one["curve"]["losses"] == two["curve"]["losses"]
+    assert one["curve"]["sent_bytes"] == two["curve"]["sent_bytes"]
+    assert [rank["steps"] for rank in two["ranks"]] == [6 * (1497 // 32)] * 2
+
+
+def test_a_killed_job_goes_on_from_its_last_checkpoint_with_another_number_of_ranks(tmp_path):
+    folder = tmp_path / "run"
+    job, ranks = started(folder, STOPPABLE)
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    job.communicate(timeout=60)
+    assert job.returncode != 0
+    resumed = train(3, "digits", "--run", folder, "--resume")
+    assert resumed.code == 0, resumed.output
+    entry = result(folder)["methods"]["saef"]
+    assert len(entry["ranks"]) == 3
+    # 46 steps an epoch with two ranks, 31 with three; the first epoch or so was done by two.
+    assert 6 * 31 < entry["ranks"][0]["steps"] < 6 * 46
+    assert entry["metrics"]["accuracy"] > 0.9
+
+
+FILE = "the settings file"
 
 
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["--epochs", "0"], "epochs=0: allowed are 1 to"),
-        (["--schedule", "star"], "known are ring"),
-        (["--batch", "1497"], "need 2994 images"),
-        (["--json", "no/such/folder/x.json", "--epochs", "1"], "No such file"),
+        (["digits", "--settings", FILE], "no setting 'learning_rate' for digits: known are task, method"),
+        (["digits", "--run", "README.md/run"], "README.md"),
+        (["lm", "--data", "no/such/text"], "No such file"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_settings(words, wanted):
-    ended = run(mpirun(2, *TRAIN, *words), timeout_s=120)
+def test_bad_settings(tmp_path, words, wanted):
+    file = tmp_path / "settings.toml"
+    file.write_text("learning_rate = 0.1\n")
+    ended = train(2, *[str(file) if word == FILE else word for word in words])
     assert ended.code != 0
     assert wanted in ended.output
     assert "Traceback" not in ended.output
 
 
-def test_quickstart_refuses_nonsense():
-    ended = run([str(ROOT / "launch" / "quickstart"), "--ranks", "many"])
+def test_fashion_from_a_folder_with_a_time_budget(tmp_path):
+    data = idx_files.write(tmp_path / "data", packed=True)
+    words = ["fashion", "--model", "cnn", "--data", data, "--batch", 8, "--run", tmp_path / "run"]
+    ended = train(2, *words, "--epochs", 10_000, "--time-budget-s", 2)
+    assert ended.code == 0, ended.output
+    assert "ended by the time budget: mean" in ended.output
+    entry = result(tmp_path / "run")["methods"]["mean"]
+    assert not entry["complete"]
+    assert 0 < entry["ranks"][0]["steps"] == entry["ranks"][1]["steps"] < 10_000 * 30
+    # A larger budget goes on from where it ended.
+    more = train(2, "fashion", "--run", tmp_path / "run", "--resume", "--time-budget-s", 4)
+    assert more.code == 0, more.output
+    assert result(tmp_path / "run")["methods"]["mean"]["ranks"][0]["steps"] > entry["ranks"][0]["steps"]
+
+
+def test_the_example_trains_and_goes_on(tmp_path):
+    example = [
+        sys.executable,
+        "-m",
+        "mpi4py",
+        str(ROOT / "examples" / "train.py"),
+        str(tmp_path / "checkpoints"),
+    ]
+    assert len((ROOT / "examples" / "train.py").read_text().splitlines()) < 80
+    ended = run(mpirun(2, *example), timeout_s=120)
+    assert ended.code == 0, ended.output
+    assert float(re.search(r"accuracy ([0-9.]+)%", ended.output)[1]) > 90
+    assert "after 300 steps" in ended.output
+    # There is nothing left to do: what it prints is what it was.
+    again = run(mpirun(2, *example), timeout_s=120)
+    assert again.code == 0, again.output
+    assert again.output == ended.output
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--ranks", "many"], "number of ranks"),
+        (["--ranks"], "number of ranks"),
+        (["--run", "elsewhere"], "runs/quickstart"),
+        (["--resume"], "runs/quickstart"),
+    ],
+)
+def test_quickstart_refuses_nonsense(words, wanted):
+    ended = run([str(ROOT / "launch" / "quickstart"), *words])
     assert ended.code == 2
-    assert "number of ranks" in ended.output
+    assert wanted in ended.output

@@ -34,6 +34,38 @@ def test_a_terminal_line_is_rewritten_and_ended_once():
     assert stream.getvalue().endswith("\n")
 
 
+def test_on_a_narrow_terminal_the_bar_gives_way_to_the_words(monkeypatch):
+    for columns, bar in (("200", 24), ("60", 14), ("20", None)):
+        monkeypatch.setenv("COLUMNS", columns)
+        stream = Terminal()
+        Progress("saef", stream).step(50, 100, "loss 0.25  4000 samples/s")
+        shown = stream.getvalue().lstrip("\r")
+        assert len(shown) == int(columns) - 1
+        if bar is not None:
+            assert len(shown[shown.index("[") + 1 : shown.index("]")]) == bar
+            assert shown.rstrip().endswith("4000 samples/s")
+
+
+def test_the_time_left_is_that_of_the_steps_since_a_job_was_resumed(monkeypatch):
+    clock = iter([100.0, 110.0])
+    monkeypatch.setattr("hpctk.cli.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setenv("HPCTK_PROGRESS", "lines")
+    stream = io.StringIO()
+    bar = Progress("saef", stream)
+    bar.step(80, 100)
+    bar.step(90, 100)
+    assert "90/100 10 s, 10 s left" in stream.getvalue()
+
+
+def test_work_that_ends_early_ends_its_line():
+    stream = Terminal()
+    bar = Progress("saef", stream)
+    bar.step(1, 100)
+    bar.finish()
+    bar.finish()
+    assert stream.getvalue().count("\n") == 1
+
+
 def test_the_launcher_decides_where_mpirun_hides_the_terminal(monkeypatch):
     for style, newlines in (("bar", 1), ("lines", 1), ("none", 0)):
         monkeypatch.setenv("HPCTK_PROGRESS", style)
