@@ -26,10 +26,16 @@ images = TensorDataset(train.images, train.labels)
 sampler = DistributedSampler(images, num_replicas=hvd.size(), rank=hvd.rank(), drop_last=True)
 loader = DataLoader(images, batch_size=16, sampler=sampler, drop_last=True)
 
-model = digits.model(seed=1)
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 128),
+    torch.nn.ReLU(),
+    torch.nn.Linear(128, 64),
+    torch.nn.ReLU(),
+    torch.nn.Linear(64, 10),
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 optimizer = hpctk.horovod.DistributedOptimizer(
-    optimizer, hpctk.SASG(density=0.05, alpha=4.0, reduce="mean"), model=model
+    optimizer, hpctk.SASG(density=0.05, alpha=1.0, reduce="mean"), model=model
 )
 
 for epoch in range(options.epochs):
@@ -45,7 +51,7 @@ for epoch in range(options.epochs):
         loss = optimizer.step(closure)
 
 with optimizer.consensus():
-    accuracy = digits.accuracy(model, test)
+    accuracy = (model(test.images).argmax(1) == test.labels).double().mean()
 loss = hvd.allreduce(loss.detach(), name="last loss")
 if hvd.rank() == 0:
     stats = optimizer.stats

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hpctk import handshake
+from hpctk.collectives import auto
 from hpctk.errors import MismatchError, SettingError
 from hpctk.methods.grawa import Grawa
 from hpctk.methods.lsgd import LSGD
@@ -15,7 +16,6 @@ from hpctk.methods.mean import Mean
 from hpctk.methods.method import Method
 from hpctk.methods.replica import Replica
 from hpctk.methods.sasg import SASG
-from hpctk.schedules import build
 from hpctk.world import World
 
 INSTEAD = "use hpctk.horovod.DistributedOptimizer(optimizer, method, model=model)"
@@ -35,8 +35,7 @@ def check_method(method: Any, model: Any, schedule: str, on_bad_gradient: str, h
     if on_bad_gradient not in handshake.ON_BAD_GRADIENT:
         allowed = ", ".join(handshake.ON_BAD_GRADIENT)
         raise SettingError(f"on_bad_gradient={on_bad_gradient!r}: allowed are {allowed}")
-    if schedule not in ("auto", "mpi"):
-        build(schedule, "allreduce", here.size, nodes=here.nodes)
+    auto.check(here, "allreduce", schedule)
     name = type(method).__name__
     if isinstance(method, SASG):
         raise SettingError(

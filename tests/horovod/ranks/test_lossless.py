@@ -103,6 +103,19 @@ def test_what_horovod_can_be_asked_for(hvd, name, settings):
     assert_stock(hvd, LOSSLESS[name](), **settings)
 
 
+def test_a_sum_is_not_the_mean_times_the_ranks(hvd):
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    model, opt, _ = stock(
+        hvd, hpctk.Mean(), model=model, base=torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum
+    )
+    # The least float32 there is: any part of it is nothing.
+    least = torch.tensor([[1e-45]])
+    model.weight.grad = least.clone() if hvd.rank() == 0 else torch.zeros(1, 1)
+    opt.step()
+    assert torch.equal(model.weight.detach(), -least)
+
+
 def test_groups_of_chosen_parameters(hvd):
     method = hpctk.Identity()
     model, twin = model_of(hvd), model_of(hvd)
@@ -160,7 +173,9 @@ class Words(torch.nn.Module):
     def forward(self, hvd, t):
         rank = hvd.rank()
         parts = []
-        for i, layer in enumerate((self.first, self.second)):
+        # Gradients arrive in another order on every second rank.
+        for i in (0, 1) if rank % 2 == 0 else (1, 0):
+            layer = (self.first, self.second)[i]
             words = torch.tensor([(rank + t) % 5, (2 * t + i) % 5, 3])
             parts.append((layer(words) * whole(hvd, (3, 2), rank, t, i)).sum())
         return sum(parts) + (whole(hvd, (2,), rank, t) * self.dense).sum()
