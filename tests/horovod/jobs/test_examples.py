@@ -16,13 +16,14 @@ def accuracy(output):
     [
         ("train_horovod.py", ["--epochs", "4"]),
         ("train_horovod.py", ["--epochs", "4", "--method", "saef"]),
-        ("train_horovod_own.py", ["--epochs", "12"]),
+        ("train_horovod_own.py", ["--epochs", "4"]),
     ],
     ids=["stock", "stock, attached", "own"],
 )
 def test_the_example_learns(script, words):
     command = [sys.executable, "-m", "mpi4py", str(ROOT / "examples" / script), *words]
-    ended = run(mpirun(2, *command), timeout_s=120)
+    # Where cores are few, Horovod's thread takes the time of everybody; docs/horovod.md.
+    ended = run(mpirun(2, *command), timeout_s=120, HOROVOD_CYCLE_TIME="5")
     assert ended.code == 0, ended.output
     assert "Warning" not in ended.output
     # Guessing gets one in ten right.
