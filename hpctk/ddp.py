@@ -168,6 +168,9 @@ class Attached:
         self._tally.load(stats)
         self._run.counts = Counter(stats.counts)
 
+    def begin(self) -> None:
+        """Do nothing: the method was begun by `attach`. For checkpoints."""
+
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where backward has not ended, so that `what` would leave the ranks apart."""
         if self._buckets:

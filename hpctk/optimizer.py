@@ -176,6 +176,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(self._run, GradientRun):
             self._run.forget()
 
+    def begin(self) -> None:
+        """Do nothing: the method was begun when the optimizer was made. For checkpoints."""
+
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where gradients are under way, so that `what` would leave the ranks apart."""
         if self._overlap is not None:

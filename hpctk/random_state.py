@@ -25,7 +25,9 @@ def current() -> State:
 def put_back(state: State) -> None:
     """Let all global generators go on from what `current` returned."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    # There may be fewer devices now than there were.
+    devices = state["cuda"][: torch.cuda.device_count()]
+    if devices:
+        torch.cuda.set_rng_state_all(devices)
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])

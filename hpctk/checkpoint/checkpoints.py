@@ -84,6 +84,12 @@ class Checkpoints:
         here.agree("Checkpoints", [("path", path), ("every_steps", every_steps), ("every_s", every_s)])
         self._every_steps, self._every_s = every_steps, every_s
         self._signals = StopSignals()
+        self._start_counting()
+
+    def _start_counting(self) -> None:
+        """Begin from rank 0's number of steps: ranks that ran out of data in join() count fewer. Collective."""
+        here = self._opt.world
+        self._calls = here.run_on_root("counting steps", lambda: self._opt.stats.steps)
         self._saved_s = self._met_s = time.monotonic()
         self._marks = self._met = self._now()
         self._next_meeting = self._met + 1
@@ -94,9 +100,7 @@ class Checkpoints:
             f"looking for checkpoints in {self._path}", lambda: bool(folder.whole(self._path))
         )
         extra = load_checkpoint(self._path, self._opt, self._model) if there else None
-        self._marks = self._met = self._now()
-        self._next_meeting = self._met + 1
-        self._saved_s = self._met_s = time.monotonic()
+        self._start_counting()
         return extra
 
     def after_step(self, **extra: Any) -> None:
@@ -104,6 +108,7 @@ class Checkpoints:
 
         Collective now and then, on all ranks in the same step. Not inside `opt.join()`.
         """
+        self._calls += 1
         now = self._now()
         # With asynchronous GRAWA ranks are together only in rounds; between two rounds nothing can be agreed on.
         if now == self._marks:
@@ -144,8 +149,9 @@ class Checkpoints:
 
     def _now(self) -> int:
         """Return what all ranks count alike: steps, or rounds where ranks do as many steps as they can."""
-        stats = self._opt.stats
-        return stats.steps if self._opt.method.lockstep else stats.counts.get("rounds", 0)
+        if self._opt.method.lockstep:
+            return self._calls
+        return self._opt.stats.counts.get("rounds", 0)
 
     def _meet(self, now: int) -> tuple[int, bool]:
         """Return the signal that a rank has heard, 0 for none, and whether rank 0's clock says to save."""

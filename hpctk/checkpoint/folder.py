@@ -5,7 +5,7 @@
         000008-step-400/    ...
 
 The index is written last. A folder without one is a save that did not come to its end, and counts for nothing; it
-goes when the next save succeeds. Numbers grow by one, so the newest is the last by name, whatever its step.
+goes when the next save begins. Numbers grow by one, so the newest is the last by name, whatever its step.
 """
 
 from __future__ import annotations
@@ -145,9 +145,13 @@ def index_from_json(place: Path, text: str) -> Index:
 
 
 def going(folder: Path) -> list[str]:
-    """Return the names of what is older than the last checkpoints, or was begun and never finished."""
-    staying = whole(folder)[-KEPT:]
-    return [place.name for place in _all(folder) if place not in staying]
+    """Return the names of whole checkpoints that are older than the last ones."""
+    return [place.name for place in whole(folder)[:-KEPT]]
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Return the names of checkpoints that were begun and never finished."""
+    return [place.name for place in _all(folder) if not is_whole(place)]
 
 
 def remove(place: Path) -> None:

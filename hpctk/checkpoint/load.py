@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ def load_checkpoint(
     here.agree("load_checkpoint", [("path", path), ("strict", strict)])
     what = f"loading a checkpoint from {path}"
     auto.current(here)
+    opt.begin()
     place, index = found(here, Path(path), what)
     try:
         with here.shared_errors(what):
@@ -52,7 +53,9 @@ def load_checkpoint(
                 rank_file.check(place / rank_file.name(rank), index.seals[rank])
         return _put_back(here, place, index, opt, model, what)
     except PeerError as error:
-        earlier = folder.before(place)
+        earlier = None
+        with suppress(OSError):
+            earlier = folder.before(place)
         hint = f" The checkpoint before it is {earlier}; load it by that name." if earlier else ""
         raise PeerError(f"{error}{hint}") from error
 
@@ -71,7 +74,8 @@ def _put_back(
     """Read this rank's part and put it back. Collective over the communicator."""
     same = index.ranks == here.size
     opener = partial(_opened, place, index)
-    before = training.copied(training.capture(opt, model, {}))
+    with here.shared_errors(what):
+        before = training.copied(training.capture(opt, model, {}))
     try:
         with here.shared_errors(what):
             if same:

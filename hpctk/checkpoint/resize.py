@@ -94,8 +94,15 @@ def _optimizer(whole: EarlierRanks, kind: str) -> dict[str, Any]:
     kept: dict[str, Any] = whole.first("optimizer")
     # Of nobody, where the optimizer is not hpctk's.
     if kind != "gradient" and kept:
-        for (number, key), mean in shares(map(_large, whole.each("optimizer", "state")), whole.size).items():
-            kept["state"].setdefault(number, {})[key] = mean
+
+        def rows() -> Iterator[dict[tuple[int, str], torch.Tensor]]:
+            for state in whole.each("optimizer", "state"):
+                # What is no mean, such as a number of steps, is that of the first rank which has it.
+                kept["state"] = {**state, **kept["state"]}
+                yield _large(state)
+
+        for (number, key), mean in shares(rows(), whole.size).items():
+            kept["state"][number][key] = mean
     return kept
 
 

@@ -19,6 +19,7 @@ from hpctk.checkpoint.training import Trainer
 from hpctk.collectives import auto
 from hpctk.collectives.gather_rows import gather_rows
 from hpctk.errors import PeerError
+from hpctk.world import World
 
 
 def save_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, **extra: Any) -> Path:
@@ -47,36 +48,43 @@ def save_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, **ex
         writer = tree.Writer()
         structure = json.dumps(writer.encode(training.capture(opt, model, extra)))
     chosen = here.run_on_root(f"saving a checkpoint in {home}", lambda: _begin(home, opt.stats.steps))
-    place = home / chosen["place"]
+    # First: what a killed job has left may be what fills the disk.
+    _remove(here, home, chosen["unfinished"])
+    place: Path = home / chosen["place"]
+    mine = place / rank_file.name(here.rank)
     header = Header(chosen["checkpoint"], here.rank, here.size)
     try:
         with here.shared_errors(f"saving a checkpoint in {home}"):
             # On a disk of its own, where ranks share none.
             place.mkdir(parents=True, exist_ok=True)
-            seal = rank_file.write(place / rank_file.name(here.rank), header, structure, writer.arrays)
-        rows = gather_rows(here, np.array([seal.nbytes, seal.crc32], np.int64))
-        seals = tuple(Seal(int(nbytes), int(crc32)) for nbytes, crc32 in rows)
-        index = Index(
-            header.checkpoint, opt.stats.steps, here.size, datetime.now(UTC).isoformat(timespec="seconds"),
-            __version__, training.settings(opt), seals,
-        )  # fmt: skip
-        here.run_on_root(f"saving a checkpoint in {home}", lambda: folder.write_index(place, index))
+            seal = rank_file.write(mine, header, structure, writer.arrays)
     except PeerError:
-        # The index may be there: then rank 0 is lost, and the checkpoint is not.
-        if not folder.is_whole(place):
+        mine.unlink(missing_ok=True)
+        if here.rank == 0:
             folder.remove(place)
         raise
-    going = here.run_on_root("looking for old checkpoints", lambda: folder.going(home))
-    # One rank on each node: nodes may have disks of their own.
-    if here.local_rank == 0:
-        for name in going:
-            folder.remove(home / name)
+    # From here on nobody removes anything: rank 0 may be lost, and the index be there all the same.
+    rows = gather_rows(here, np.array([seal.nbytes, seal.crc32], np.int64))
+    seals = tuple(Seal(int(nbytes), int(crc32)) for nbytes, crc32 in rows)
+    index = Index(
+        header.checkpoint, opt.stats.steps, here.size, datetime.now(UTC).isoformat(timespec="seconds"),
+        __version__, training.settings(opt), seals,
+    )  # fmt: skip
+    here.run_on_root(f"saving a checkpoint in {home}", lambda: folder.write_index(place, index))
+    _remove(here, home, here.run_on_root("looking for old checkpoints", lambda: folder.going(home)))
     return place
 
 
-def _begin(home: Path, step: int) -> dict[str, str]:
-    """Make the folder of the next checkpoint, on rank 0's disk."""
+def _remove(here: World, home: Path, names: list[str]) -> None:
+    """Remove checkpoints, by one rank on each node: nodes may have disks of their own."""
+    if here.local_rank == 0:
+        for name in names:
+            folder.remove(home / name)
+
+
+def _begin(home: Path, step: int) -> dict[str, Any]:
+    """Make the folder of the next checkpoint, on rank 0's disk; name those that did not come to their end."""
     home.mkdir(parents=True, exist_ok=True)
-    place = folder.next_place(home, step)
+    place, unfinished = folder.next_place(home, step), folder.unfinished(home)
     place.mkdir()
-    return {"place": place.name, "checkpoint": uuid.uuid4().hex}
+    return {"place": place.name, "checkpoint": uuid.uuid4().hex, "unfinished": unfinished}

@@ -43,7 +43,7 @@ def _state(file: Path, rank: int, index: folder.Index) -> str:
         rank_file.check(file, index.seals[rank])
         with rank_file.opened(file, Header(index.checkpoint, rank, index.ranks)):
             return "whole"
-    except HpctkError as error:
+    except (HpctkError, OSError) as error:
         return str(error).removeprefix(f"{file}: ")
 
 

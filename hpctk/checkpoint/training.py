@@ -45,6 +45,9 @@ class Trainer(Protocol):
 
     def load_stats(self, stats: Stats) -> None: ...
 
+    def begin(self) -> None:
+        """Make sure that there is a state to load into. Collective over the communicator."""
+
     def check_between_steps(self, what: str) -> None: ...
 
     def state_dict(self) -> Tree: ...
@@ -82,7 +85,12 @@ def settings(opt: Trainer) -> Tree:
 def model_state(model: torch.nn.Module) -> Tree:
     """Return a model's parameters and buffers; not copies."""
     state = dict(model.state_dict())
-    left_out = {name: buffer for name, buffer in model.named_buffers() if name not in state}
+    left_out = {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if name in module._non_persistent_buffers_set
+    }
     return {"state": state, "left_out": left_out}
 
 
@@ -104,14 +112,29 @@ def put_back(opt: Trainer, model: torch.nn.Module, tree: Tree) -> None:
 
 def load_model(model: torch.nn.Module, state: Tree) -> None:
     """Overwrite a model's parameters and buffers, in place."""
-    buffers = dict(model.named_buffers())
-    unknown = [name for name in state["left_out"] if name not in buffers]
+    left_out = model_state(model)["left_out"]
+    unknown = [name for name in state["left_out"] if name not in left_out]
     if unknown:
         raise SettingError(f"the model has no buffer {unknown[0]!r}, but the checkpoint has")
     model.load_state_dict(state["state"])
-    with torch.no_grad():
-        for name, value in state["left_out"].items():
-            buffers[name].copy_(value)
+    for name, value in state["left_out"].items():
+        path, _, key = name.rpartition(".")
+        _load_buffer(model.get_submodule(path), key, value)
+
+
+def _load_buffer(module: torch.nn.Module, key: str, value: torch.Tensor | None) -> None:
+    """Overwrite a buffer that state_dict() leaves out: a cache may have another size by now, or be none."""
+    buffer = module._buffers[key]
+    if (
+        buffer is not None
+        and value is not None
+        and buffer.shape == value.shape
+        and buffer.dtype == value.dtype
+    ):
+        buffer.detach().copy_(value)
+        return
+    device = next((p.device for p in (buffer, *module.parameters()) if p is not None), None)
+    module._buffers[key] = None if value is None else value.to(device, copy=True)
 
 
 def copied(tree: Any) -> Any:

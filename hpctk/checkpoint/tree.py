@@ -58,7 +58,7 @@ class Writer:
         if isinstance(value, np.bool_):
             return bool(value)
         if isinstance(value, torch.Tensor):
-            return {"tensor": self._tensor(value, path)}
+            return {"tensor": self._tensor(value, path), **_strides(value)}
         if isinstance(value, np.ndarray):
             return {"array": self._array(value, path)}
         if isinstance(value, Mapping):
@@ -135,14 +135,16 @@ def read(file: Any, *path: str) -> Any:
         for key in path:
             node = {str(name): x for name, x in node["dict"]}[key]
         return _decoded(file, node)
-    except (KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError, RuntimeError) as error:
         raise HpctkError(f"what it holds cannot be read ({type(error).__name__}: {error})") from None
 
 
 def _decoded(file: Any, node: Any) -> Any:
     if not isinstance(node, dict):
         return node
-    ((kind, value),) = node.items()
+    (kind, value), *more = node.items()
+    if more and kind != "tensor":
+        raise ValueError(f"{len(node)} entries where one kind is wanted")
     if kind in ("dict", "counter"):
         items = {key: _decoded(file, x) for key, x in value}
         return Counter(items) if kind == "counter" else items
@@ -152,7 +154,7 @@ def _decoded(file: Any, node: Any) -> Any:
     if kind == "array":
         return file[value][...]
     if kind == "tensor":
-        return _tensor(file[value])
+        return _laid_out(_tensor(file[value]), node.get("stride"))
     raise ValueError(f"unknown kind {kind!r}")
 
 
@@ -161,6 +163,25 @@ def _tensor(dataset: Any) -> torch.Tensor:
     tensor = torch.from_numpy(dataset[...])
     dtype = _DTYPES[str(dataset.attrs["torch_dtype"])]
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def _strides(tensor: torch.Tensor) -> dict[str, list[int]]:
+    """Return how a tensor lies in memory, where that is dense and not in C order, such as channels-last.
+
+    Optimizers that walk through memory (fused ones) need a parameter's state to lie as the parameter does.
+    """
+    dense = not tensor.is_contiguous() and torch.empty_like(tensor).stride() == tensor.stride()
+    return {"stride": list(tensor.stride())} if dense else {}
+
+
+def _laid_out(tensor: torch.Tensor, stride: list[int] | None) -> torch.Tensor:
+    if stride is None:
+        return tensor
+    # Strides of a dense tensor are those of a permutation: nothing a file says makes it reach further.
+    out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype)
+    if out.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
+        raise ValueError(f"strides {stride} for a tensor of {tuple(tensor.shape)}")
+    return out.copy_(tensor)
 
 
 def _place(path: tuple[str, ...]) -> str:

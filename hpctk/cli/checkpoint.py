@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what is inside; 1 where a file is not what was written."""
     from hpctk.checkpoint import survey
+    from hpctk.tasks.run_folder import finite
 
     found = survey.survey(options.path, tensors=options.tensors)
-    print(json.dumps(found, indent=2) if options.json else shown(found))
+    print(json.dumps(finite(found), indent=2, allow_nan=False) if options.json else shown(found))
     return 0 if all(one["state"] == "whole" for one in found["files"]) else 1
 
 

@@ -67,8 +67,13 @@ def run(options: argparse.Namespace) -> int:
     if folder is not None:
         remark = f"hpctk train {options.task}, begun on {here.size} ranks"
         here.run_on_root("opening the run", lambda: folder.begin(settings, remark, resume=options.resume))
+    ranks = (
+        here.size
+        if folder is None
+        else here.run_on_root("looking for a result", lambda: _ranks(folder, here.size))
+    )
     entries = {recipe.name: train(here, task, recipe, folder, several=len(chosen) > 1) for recipe in chosen}
-    whole = document(options.task, here.size, dataclasses.asdict(settings), entries)
+    whole = document(options.task, ranks, dataclasses.asdict(settings), entries)
     hand_over(here, whole, folder, options)
     return 0
 
@@ -118,6 +123,13 @@ def finished(here: World, own: RunFolder, name: str, *, several: bool) -> dict[s
         )
     kept: dict[str, Any] = found["methods"][name]
     return kept
+
+
+def _ranks(folder: RunFolder, now: int) -> int:
+    """Return how many ranks trained: those of now, unless the run is over already."""
+    found = folder.result()
+    over = found is not None and all(method["complete"] for method in found["methods"].values())
+    return int(found["ranks"]) if found is not None and over else now
 
 
 def hand_over(

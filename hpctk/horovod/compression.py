@@ -273,6 +273,10 @@ class Compression(ReadyMade):
         """The ranks that train together."""
         return self._replica.world
 
+    def begin(self) -> None:
+        """Begin the method where no step has: there must be a state to load into. Collective over the process set."""
+        self._begun(fresh=False)
+
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where gradients are under way, so that `what` would leave the ranks apart."""
         if self._replica.kept:

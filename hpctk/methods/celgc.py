@@ -73,10 +73,10 @@ class CelgcRun(ModelRun):
         dense_mean(self.replica.world, self.replica.values, self.replica.schedule)
 
     def local_state(self) -> dict[str, Any]:
-        """Return where in its period this rank is, and the bound that was fixed at the start."""
-        return {**super().local_state(), "bound": self._clipping.bound}
+        """Return where in its period this rank is, and the rate at the start, which fixes the bound."""
+        return {**super().local_state(), "first_rate": self._clipping.first_rate}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
         super().load_local_state(state)
-        self._clipping.bound = float(state["bound"])
+        self._clipping.first_rate = float(state["first_rate"])

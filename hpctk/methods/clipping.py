@@ -37,7 +37,12 @@ class Clipping:
         first_rate = float(group.get("initial_lr", group["lr"]))
         if first_rate <= 0:
             raise SettingError(f"clip={clip}: needs a learning rate above 0 at the start, not {first_rate}")
-        self.bound = clip / first_rate
+        self.clip, self.first_rate = clip, first_rate
+
+    @property
+    def bound(self) -> float:
+        """R, the largest norm that is not clipped."""
+        return self.clip / self.first_rate
 
     def factor(self, norm: float) -> float:
         """Return what the learning rates are multiplied with for a gradient of this norm."""

@@ -275,7 +275,8 @@ class GrawaRun(ModelRun):
         self._smooth = state["smooth"].numpy().copy()
         self._updates, self._probes = int(state["updates"]), int(state["probes"])
         self._began = time.monotonic() - float(state["elapsed_s"])
-        self.finished = bool(state["finished"])
+        # Not where a larger budget was given meanwhile.
+        self.finished = bool(state["finished"]) and self._time_is_up()
 
     def resized_state(self, earlier: Earlier) -> dict[str, Any]:
         """Return the mean memory of the norms; the centre and the clock are common to all."""

@@ -136,21 +136,21 @@ class MeanRun(BucketRun):
             self.replica.base.step()
 
     def local_state(self) -> dict[str, Any]:
-        """Return the residuals, what the compressor remembers, and the bound that was fixed at the start."""
+        """Return the residuals, what the compressor remembers, and the rate at the start."""
         state: dict[str, Any] = {"residuals": self.residuals.state_dict()}
         if self._compressor is not None:
             state["compressor"] = self._compressor.state_dict()
         if self._clipping is not None:
-            state["bound"] = self._clipping.bound
+            state["first_rate"] = self._clipping.first_rate
         return state
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
         self.residuals.load_state_dict(state["residuals"])
         if self._compressor is not None:
-            self._compressor.load_state_dict(state["compressor"])
-        if self._clipping is not None:
-            self._clipping.bound = float(state["bound"])
+            self._compressor.load_state_dict(state.get("compressor", {}))
+        if self._clipping is not None and "first_rate" in state:
+            self._clipping.first_rate = float(state["first_rate"])
 
     def resized_state(self, earlier: Earlier) -> dict[str, Any]:
         """Return residuals whose mean over the ranks is what it was; the rest is common to all."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,12 @@ class RunFolder:
     def saved(self, kind: type[Settings]) -> dict[str, Any] | None:
         """Return the settings that the run was begun with, None where there is no run yet."""
         file = self.path / SETTINGS
-        return told.read(file, kind) if file.exists() else None
+        if not file.exists():
+            return None
+        saved = told.read(file, kind)
+        if not saved:
+            raise HpctkError(f"{file}: is empty, so what the run was told is lost: give another --run")
+        return saved
 
     def begin(self, settings: Settings, remark: str, *, resume: bool) -> bool:
         """Write the settings down; return whether a run was there already.
@@ -82,7 +88,8 @@ class RunFolder:
             return None
         try:
             document: dict[str, Any] = json.loads(file.read_text())
-        except ValueError as error:
+            document["methods"], document["ranks"]
+        except (ValueError, KeyError, TypeError) as error:
             raise HpctkError(f"{file}: damaged ({error}): remove it to have it made again") from None
         return document
 
@@ -94,18 +101,21 @@ class RunFolder:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document, whole or not at all; numbers that JSON does not know become null."""
-    write(path, json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
+    write(path, json.dumps(finite(document), indent=2, allow_nan=False) + "\n")
 
 
 def write(path: Path, text: str) -> None:
     """Write a text, whole or not at all."""
-    with beside(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
+    with beside(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return a document in which numbers that JSON does not know are None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value

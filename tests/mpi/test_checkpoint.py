@@ -79,6 +79,7 @@ def test_what_was_not_finished_is_passed_over(world, shared):
     other.load(shared / "kept")
     assert other.t == 1
     assert other.save(shared / "kept").name == "000003-step-1"
+    assert not (shared / "kept" / "000002-step-9").exists()
     world.barrier()
     assert sorted(place.name for place in (shared / "kept").iterdir()) == ["000001-step-1", "000003-step-1"]
 
@@ -253,6 +254,65 @@ def test_save_between_backward_and_step(world, shared):
     hpctk.save_checkpoint(shared / "kept", opt, model)
 
 
+def test_fused_optimizers_find_their_momenta(world, shared):
+    """In channels-last memory, where the order of elements is not that of the shape."""
+
+    def made():
+        torch.manual_seed(3)
+        model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        base = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        return model, hpctk.DistributedOptimizer(base, hpctk.Mean(), model=model)
+
+    def train(model, opt, steps):
+        for t in steps:
+            x = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(10 * t + world.rank))
+            opt.zero_grad()
+            model(x.to(memory_format=torch.channels_last)).square().sum().backward()
+            opt.step()
+
+    model, opt = made()
+    train(model, opt, range(4))
+    hpctk.save_checkpoint(shared / "kept", opt, model)
+    train(model, opt, range(4, 6))
+    other, again = made()
+    hpctk.load_checkpoint(shared / "kept", again, other)
+    train(other, again, range(4, 6))
+    assert torch.equal(other.weight, model.weight)
+
+
+def test_caches_that_grow(world, shared):
+    class Caching(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+            self.register_buffer("mask", torch.zeros(2), persistent=False)
+            self.linear.register_buffer("lazy", None, persistent=False)
+
+    models = [Caching(), Caching()]
+    opts = [
+        hpctk.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), hpctk.Mean(), model=m)
+        for m in models
+    ]
+    models[0].mask, models[0].linear.lazy = torch.ones(5), torch.full((3,), 2.0)
+    hpctk.save_checkpoint(shared / "kept", opts[0], models[0])
+    hpctk.load_checkpoint(shared / "kept", opts[1], models[1])
+    assert torch.equal(models[1].mask, torch.ones(5))
+    assert torch.equal(models[1].linear.lazy, torch.full((3,), 2.0))
+
+
+def test_other_settings_are_those_of_now(world, shared):
+    job = Job(hpctk.CELGC(clip=1.0, period=2))
+    job.train(2)
+    job.save(shared / "kept")
+    other = Job(hpctk.CELGC(clip=0.001, period=2))
+    other.load(shared / "kept", strict=False)
+    other.train(1)
+    assert other.opt.stats.counts["clipped_steps"] > job.opt.stats.counts["clipped_steps"]
+    plain = Job(hpctk.Mean())
+    plain.save(shared / "plain")
+    Job(hpctk.Mean(hpctk.RandomK(0.5), clip=0.1)).load(shared / "plain", strict=False)
+
+
 def test_tensors_lie_under_their_names(world, shared):
     job = Job(METHODS["mean_topk"]())
     job.train(2)
@@ -306,6 +366,16 @@ class TestCheckpoints:
             job.step()
             checkpoints.after_step(t=1)
         assert [place.name for place in folder.whole(shared / "kept")] == ["000001-step-1"]
+
+    def test_ranks_that_ran_out_of_data(self, world, shared):
+        """In a join() an idle rank counts rounds, not steps; all must save at the same calls all the same."""
+        job = Job(METHODS["localsgd"]())
+        with hpctk.Checkpoints(shared / "kept", job.opt, job.model, every_steps=2) as checkpoints:
+            for epoch in range(4):
+                with job.opt.join():
+                    job.train(4 + 4 * (world.rank == 0))
+                checkpoints.after_step(epoch=epoch)
+        assert len(folder.whole(shared / "kept")) == 2
 
     def test_bad_settings(self, world, shared):
         job = Job(METHODS["mean"]())

@@ -11,6 +11,8 @@ import pytest
 import torch
 from restarts import METHODS, Job
 
+import hpctk
+
 STEPS = 6
 
 
@@ -170,3 +172,29 @@ def test_gradient_methods_hold_the_same_everywhere(resized, name):
     with pytest.warns(UserWarning, match="momentum was of") if drops else nullcontext():
         job.train(3)
     assert len(set(comm.allgather(job.model.first.weight.detach().numpy().tobytes()))) == 1
+
+
+def test_a_parameter_that_only_some_ranks_train(comm, part, world, mpi_tmp_path):
+    """Its momenta are the mean, zeros where there are none; its number of steps that of a rank which has it."""
+
+    def made(on):
+        torch.manual_seed(1)
+        model = torch.nn.ModuleList([torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)])
+        base = torch.optim.Adam(model.parameters(), lr=0.1)
+        return model, hpctk.DistributedOptimizer(base, hpctk.LocalSGD(2), model=model, comm=on)
+
+    model, opt = made(comm)
+    for _ in range(3):
+        opt.zero_grad()
+        # Rank 0 trains the first layer only, the others both.
+        sum(layer(torch.ones(1, 2)).sum() for layer in model[: 1 + (comm.rank > 0)]).backward()
+        opt.step()
+    hpctk.save_checkpoint(mpi_tmp_path / "kept", opt, model)
+    moments = comm.allgather(opt.state_dict()["state"].get(2, {}).get("exp_avg", torch.zeros(1, 2)).numpy())
+    if part is not None:
+        other, again = made(part)
+        hpctk.load_checkpoint(mpi_tmp_path / "kept", again, other)
+        state = again.state_dict()["state"][2]
+        assert float(state["step"]) == 3
+        np.testing.assert_allclose(state["exp_avg"].numpy(), np.mean(moments, 0), rtol=1e-6)
+    world.barrier()

@@ -69,13 +69,16 @@ def test_tensors(tmp_path, capsys):
 
 
 def test_damage_is_told_and_is_an_error(tmp_path, capsys):
-    place = made(tmp_path, 10, ranks=3)
+    place = made(tmp_path, 10, ranks=4)
     (place / "rank-00001.h5").write_bytes((place / "rank-00001.h5").read_bytes()[:-1])
     (place / "rank-00002.h5").unlink()
+    (place / "rank-00003.h5").unlink()
+    (place / "rank-00003.h5").mkdir()
     code, out, _ = inspect(capsys, place)
     assert code == 1
     assert "is cut off: it has" in out
     assert "is missing" in out
+    assert "is too long" in out or "Is a directory" in out or "is cut off" in out
     assert "method/residuals" in out
 
 
@@ -111,7 +114,8 @@ def test_which_go_and_which_stay(tmp_path):
     unfinished.mkdir()
     (tmp_path / "notes").mkdir()
     assert folder.newest(tmp_path) == places[2]
-    assert folder.going(tmp_path) == [places[0].name, unfinished.name]
+    assert folder.going(tmp_path) == [places[0].name]
+    assert folder.unfinished(tmp_path) == [unfinished.name]
     assert folder.before(places[2]) == places[1]
     assert folder.before(places[0]) is None
     # A million saves later names grow longer, and the order is still that of the numbers.

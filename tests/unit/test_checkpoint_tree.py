@@ -48,6 +48,19 @@ def test_tensors_of_any_layout():
     assert torch.equal(back(complex_view), complex_view.resolve_conj())
 
 
+def test_dense_tensors_lie_as_they_did():
+    """Fused optimizers walk through memory: momenta must lie as their parameters do."""
+    for tensor in (
+        torch.arange(48.0).reshape(2, 2, 3, 4).to(memory_format=torch.channels_last),
+        torch.arange(6.0).reshape(2, 3).T,
+    ):
+        found = back(tensor)
+        assert torch.equal(found, tensor)
+        assert found.stride() == tensor.stride()
+    # What has gaps, or elements in one place, is not worth them.
+    assert back(torch.arange(24.0).reshape(4, 6)[:, ::2]).is_contiguous()
+
+
 def test_nan_payloads_and_signed_zeros_survive():
     bits = torch.tensor([0x7FC00001, -0x80000000, 0x7F800000, 1], dtype=torch.int64).to(torch.int32)
     assert torch.equal(back(bits.view(torch.float32)).view(torch.int32), bits)
@@ -144,11 +157,13 @@ def test_what_cannot_be_kept_is_named(value, wanted):
     [
         b"", b"not json", b'{"unknown": 1}', b'{"dict": 3}', b'{"dict": [[1]]}', b'{"tensor": "nowhere"}',
         b'{"tensor": "structure"}', b'{"tensor": 5}', b'{"a": 1, "b": 2}', b'{"list": ' * 3000 + b"1" + b"}" * 3000,
-        b'{"dict": [[[], 1]]}',
+        b'{"dict": [[[], 1]]}', b'{"tensor": "t", "stride": [5]}', b'{"tensor": "t", "stride": [-1]}',
+        b'{"tensor": "t", "stride": "x"}', b'{"tensor": "t", "stride": [1, 1]}', b'{"list": [], "stride": [1]}',
     ],
 )  # fmt: skip
 def test_a_hostile_structure_is_an_error(structure):
     with h5py.File("tree.h5", "w", driver="core", backing_store=False) as file:
         file.create_dataset("structure", data=np.frombuffer(structure, np.uint8))
+        file.create_dataset("t", data=np.zeros(3, np.float32)).attrs["torch_dtype"] = "float32"
         with pytest.raises(HpctkError, match="cannot be read"):
             tree.read(file)
