@@ -191,7 +191,11 @@ def test_run_on_root(root):
     assert ran == [root]
 
 
-@pytest.mark.parametrize("result", [{1, 2}, b"bytes", object(), {("a", "b"): 1}], ids=str)
+@pytest.mark.parametrize(
+    "result",
+    [{1, 2}, b"bytes", object(), {("a", "b"): 1}],
+    ids=["a set", "bytes", "an object", "a key of two"],
+)
 def test_run_on_root_refuses_what_json_cannot_say(result):
     outcomes = on_ranks(3, lambda rank: rank.run_on_root("reading", lambda: result))
     assert "reading failed on rank 0: TypeError" in the_same_error(outcomes, PeerError)
