@@ -88,8 +88,9 @@ class RunFolder:
             return None
         try:
             document: dict[str, Any] = json.loads(file.read_text())
-            document["methods"], document["ranks"]
-        except (ValueError, KeyError, TypeError) as error:
+            if not isinstance(document, dict):
+                raise ValueError("it holds no table")
+        except ValueError as error:
             raise HpctkError(f"{file}: damaged ({error}): remove it to have it made again") from None
         return document
 
