@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -19,8 +19,9 @@ from hpctk.methods.saef import SAEF
 class ReadyMade:
     """The names. What else Compression takes, such as process_set, follows the model by keyword."""
 
-    def __init__(self, method: Any, model: torch.nn.Module, **settings: Any) -> None:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+        # Compression's.
+        def __init__(self, method: Any, model: torch.nn.Module, **settings: Any) -> None: ...
 
     @classmethod
     def none(cls, model: torch.nn.Module, **settings: Any) -> Self:

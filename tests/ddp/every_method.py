@@ -16,6 +16,7 @@ class NoMpi:
             raise ImportError(f"{name} is not installed here")
 
 
+# Before anything else is imported, hence the order below.
 sys.meta_path.insert(0, NoMpi())
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
