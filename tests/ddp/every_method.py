@@ -20,7 +20,7 @@ class NoMpi:
 sys.meta_path.insert(0, NoMpi())
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import torch.distributed as dist  # noqa: E402
+import torch.distributed as dist  # noqa: E402  after the block above, as all below
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from training import alone, assert_alike, loss_of, net, sgd  # noqa: E402
 
