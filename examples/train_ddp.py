@@ -6,8 +6,8 @@
   torchrun --standalone --nproc-per-node=2 examples/train_ddp.py --folder runs/ddp
 
 Gradient methods are attached to the DDP model. The others train the bare model, with an optimizer around yours.
-No MPI is needed. With --folder the training goes on where it was when it is started again, and SIGTERM or SIGUSR2 make all
-processes save and exit with 85.
+No MPI is needed. With --folder the training goes on where it was when it is started again, and SIGTERM or SIGUSR2
+make all processes save and exit with 85.
 """
 
 import argparse
