@@ -22,7 +22,8 @@ CASES = {
     "ddp": ["--ntasks-per-node", "4", "--cpus-per-task", "3", "--", "python", "train_ddp.py", "--folder", "{run}"],
     "gpu": ["--nodes", "8", "--gpus-per-node", "2", "--ntasks-per-node", "2", "--", "./train.py", "{run}"],
     "array": [
-        "--methods", "mean,saef", "--seeds", "1,2,3", "--at-once", "2", "--run", "sweep", "--", "hpctk", "train", "digits",
+        "--methods", "mean,saef", "--seeds", "1,2,3", "--at-once", "2", "--run", "sweep",
+        "--", "hpctk", "train", "digits",
     ],
 }  # fmt: skip
 
