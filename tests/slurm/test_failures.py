@@ -8,7 +8,7 @@ from jobs import mpirun, run
 from slurm_jobs import digest
 
 SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
-TRAIN = ("hpctk", "train", "digits", "--epochs", "20", "--method", "mean", "--checkpoint-steps", "40")
+TRAIN = ("hpctk", "train", "digits", "--epochs", "12", "--method", "mean", "--checkpoint-steps", "40")
 
 
 def test_a_killed_rank_ends_the_job_and_the_next_goes_on(slurm, tmp_path):
@@ -32,7 +32,7 @@ def test_a_killed_rank_ends_the_job_and_the_next_goes_on(slurm, tmp_path):
 
 def test_a_cancelled_job_leaves_readable_files(slurm, tmp_path):
     words = [*TRAIN]
-    words[words.index("20")] = "2000"
+    words[words.index("12")] = "2000"
     job = slurm.submit(tmp_path, "mpi", "cancelled", *SIZE, "--", *words)
     job.saves()
     slurm.run("scancel", job.number)

@@ -9,7 +9,7 @@ from slurm_jobs import digest
 SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
 
 
-def training(method, epochs=20):
+def training(method, epochs=12):
     return (
         "hpctk",
         "train",

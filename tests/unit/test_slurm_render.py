@@ -73,6 +73,13 @@ def test_templates_are_for_every_site(kind):
     assert bash(f"bash -n <<'END_OF_SCRIPT'\n{text}\nEND_OF_SCRIPT").returncode == 0
 
 
+@every_kind
+def test_outside_of_slurm_it_says_what_it_is(tmp_path, kind):
+    done = bash(f"cd {tmp_path}\n{template(kind)}")
+    assert done.returncode == 2
+    assert done.stderr == "this is a job script: submit it with sbatch\n"
+
+
 def test_what_happens_at_the_time_limit_is_the_same_in_all():
     def end(kind):
         text = template(kind)
