@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +151,11 @@ def resolved(options: argparse.Namespace) -> Options:
     layers: list[dict[str, Any]] = [] if file is None else [site.read(file, options.kind)]
     names = known.known(options.kind)
     given = {name: getattr(options, _dest(name), None) for name in names}
-    if given.get("venv"):
-        given["venv"] = os.path.expanduser(given["venv"])
     if options.kind == "array":
         given["table"] = table(options)
-    return from_layers(options.kind, *layers, {**given, "command": tuple(options.words)})
+    chosen = from_layers(options.kind, *layers, {**given, "command": tuple(options.words)})
+    # The shell would not, once it is quoted.
+    return chosen if chosen.venv is None else replace(chosen, venv=os.path.expanduser(chosen.venv))
 
 
 def table(options: argparse.Namespace) -> tuple[str, ...]:

@@ -28,6 +28,11 @@ def check(script: Path) -> str:
     """Return what `sbatch --test-only` says of a script; HpctkError where Slurm would not run it."""
     done = _sbatch("--test-only", script)
     said = _without_prefix(done.stderr)
+    if "configuration source" in said:
+        raise SettingError(
+            "sbatch is here, but it finds no configuration of Slurm: submit on a login node, or set SLURM_CONF. "
+            "./launch/slurm-local up starts a Slurm on this machine to try jobs on"
+        )
     if done.returncode != 0:
         raise HpctkError(f"Slurm does not take this job: {said}. The script is {script}")
     return said
