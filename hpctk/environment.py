@@ -91,6 +91,12 @@ def slurm_site_file(environ: Mapping[str, str] = os.environ) -> Path:
     return _configured(environ, "HPCTK_SLURM_SITE", "slurm.toml")
 
 
+def slurm_site(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file of the site's defaults: one that was named must be there, the usual one need not."""
+    file = slurm_site_file(environ)
+    return file if environ.get("HPCTK_SLURM_SITE") or file.exists() else None
+
+
 def _configured(environ: Mapping[str, str], variable: str, name: str) -> Path:
     given = environ.get(variable, "")
     if given:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -145,9 +146,7 @@ def resolved(options: argparse.Namespace) -> Options:
     """Return the options: those of the site's file, and of the command line, which wins."""
     from hpctk.slurm import site
 
-    file: Path | None = options.site
-    if file is None and environment.slurm_site_file().is_file():
-        file = environment.slurm_site_file()
+    file: Path | None = options.site or environment.slurm_site()
     layers: list[dict[str, Any]] = [] if file is None else [site.read(file, options.kind)]
     names = known.known(options.kind)
     given = {name: getattr(options, _dest(name), None) for name in names}
@@ -203,13 +202,14 @@ def submitted(chosen: Options, text: str) -> str:
     commands.check(script)
     job = commands.submit(script)
     sweep = chosen.kind == "array"
-    stats = f"{folder}/*/stats" if sweep else f"{folder}/stats"
+    # Names may be anything, and this line will be pasted.
+    report = f"hpctk report {shlex.quote(f'{folder}/LINE' if sweep else str(folder))}"
     return "\n".join(
         [
             f"job         {job}" + (f", {len(chosen.table) or 'all'} lines" if sweep else ""),
             f"log         {chosen.job_name}-{job}{'_*' if sweep else ''}.out",
             f"run         {folder}" + ("/*, a folder for each line" if sweep else ""),
-            f"statistics  {stats}; hpctk report {folder}{'/*' if sweep else ''} shows them",
+            f"statistics  {folder}{'/*' if sweep else ''}/stats; shown by: {report}",
             f"script      {script}",
             f"look at it with squeue --job {job}, end it with scancel {job}",
         ]

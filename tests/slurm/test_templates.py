@@ -33,7 +33,7 @@ def test_training_ends_as_under_mpirun(slurm, tmp_path, trained, kind):
     # A name that the shell, sbatch and the file system must all take for a name.
     job = slurm.submit(tmp_path, kind, "x; rm -rf ~", *SIZE, "--", *TRAIN)
     assert f"log         x; rm -rf ~-{job.number}.out\n" in job.said
-    assert "statistics  runs/x; rm -rf ~/stats; hpctk report runs/x; rm -rf ~ shows them" in job.said
+    assert "statistics  runs/x; rm -rf ~/stats; shown by: hpctk report 'runs/x; rm -rf ~'" in job.said
     assert job.ended() == "COMPLETED", job.log()
     assert digest(job.result()) == trained
     assert job.result()["ranks"] == 2

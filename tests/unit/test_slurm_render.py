@@ -239,6 +239,8 @@ def test_a_sites_file_that_is_not_there():
     done = hpctk("render", "mpi", "--site", "nowhere.toml")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "hpctk slurm: nowhere.toml: cannot be read (No such file or directory)\n"
+    assert hpctk("render", "mpi", HPCTK_SLURM_SITE="nowhere.toml").stderr == done.stderr
+    assert hpctk("render", "mpi", HPCTK_SLURM_SITE="", XDG_CONFIG_HOME="nowhere").returncode == 0
 
 
 def test_a_table_from_a_file(tmp_path):
