@@ -50,6 +50,8 @@ class MpiWorld(World):
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.name = comm.Get_name() or f"{self.size} ranks"
+        self.library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         self._neighbours: dict[int, postmortem.Process] = {}
         self._rolls = first_meeting(comm, environment.readable_timeout_s())
         self._roll_call = RollCall(self._rolls, environment.readable_timeout_s(), self._show_missing)

@@ -52,6 +52,8 @@ class TorchWorld(World):
 
     def __init__(self, theirs: dist.ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(theirs), dist.get_world_size(theirs)
+        self.name = "WORLD" if theirs is dist.group.WORLD else f"group {theirs.group_name}"
+        self.library = f"torch.distributed {torch.__version__}, gloo"
         self._timeout_s = environment.readable_timeout_s()
         self._neighbours: dict[int, postmortem.Process] = {}
         self._keys = 0
