@@ -35,6 +35,8 @@ class World(Agreement):
     Attributes
     ----------
     rank, size : int
+    name, library : str
+        Of the communicator or group, and of what joins its ranks, with its version.
     local_rank, local_size : int
         Among the ranks of the same node.
     nodes : tuple of tuple of int
@@ -51,6 +53,8 @@ class World(Agreement):
         What the layers above keep for these ranks, by type: looked up in every call, so a plain dict.
     """
 
+    name: str
+    library: str
     local_rank: int
     local_size: int
     nodes: tuple[tuple[int, ...], ...]

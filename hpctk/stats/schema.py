@@ -1,0 +1,200 @@
+"""What stands in a statistics file: tables of one 1-D dataset per column. docs/hdf5-format.md explains them.
+
+Data only. Whoever changes a column changes VERSION, that page, and nothing else.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+NAME = "hpctk-stats"
+#: Raised when a reader of the version before would misread the file. Readers take their own version and older ones.
+VERSION = 1
+
+#: Where a number of bytes is this, nobody knows it: MPI's own collectives do not tell what they send.
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes
+    ----------
+    name : str
+    kind : str
+        As numpy spells it: "<i8", "<f8", or "S24" for UTF-8 of at most 24 bytes.
+    units : str
+        As UDUNITS spells it: "s", "byte", "1".
+    long_name : str
+    """
+
+    name: str
+    kind: str
+    units: str
+    long_name: str
+
+    @property
+    def code(self) -> str:
+        """The column in a struct's format."""
+        return {"<i8": "q", "<f8": "d"}.get(self.kind) or f"{self.kind[1:]}s"
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """The columns of a table; the first is its dimension scale."""
+
+    name: str
+    description: str
+    columns: tuple[Column, ...]
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.void]:
+        """A row of the table in memory, packed."""
+        return np.dtype([(column.name, column.kind) for column in self.columns])
+
+    @cached_property
+    def row(self) -> struct.Struct:
+        """The same for the struct module, which writes a row faster than numpy does."""
+        return struct.Struct("<" + "".join(column.code for column in self.columns))
+
+
+def _count(name: str, long_name: str) -> Column:
+    return Column(name, "<i8", "1", long_name)
+
+
+def _bytes(name: str, long_name: str) -> Column:
+    return Column(name, "<i8", "byte", long_name)
+
+
+def _seconds(name: str, long_name: str) -> Column:
+    return Column(name, "<f8", "s", long_name)
+
+
+#: What tells calls apart; summaries have one row for each combination.
+LABELS = (
+    Column("operation", "S24", "", "what was done: allreduce, broadcast, flags, ticket and so on"),
+    Column("schedule", "S24", "", "who sent which part to whom; mpi or torch: the library's own"),
+    Column("compressor", "S16", "", "how tensors were written down; empty: as they are"),
+    Column("communicator", "S32", "", "among which ranks"),
+    Column("tensor", "S64", "", "the tensor, or the bucket of several"),
+)
+
+#: What calls are made of, and summed up by.
+_AMOUNTS = (
+    _count("elements", "elements that this rank contributed"),
+    _bytes("dense_bytes", "bytes of what this rank contributed, as it is"),
+    _bytes(
+        "dense_sent_bytes",
+        "bytes it would have sent had that travelled as it is, by a schedule that sends least",
+    ),
+    _bytes("payload_bytes", "bytes of what this rank contributed, as the compressor wrote it down"),
+    _bytes("sent_bytes", "bytes sent, -1 where only the library knows"),
+    _bytes("received_bytes", "bytes received, -1 where only the library knows"),
+    _count("messages", "messages sent; long ones travel in segments"),
+    _seconds("waiting_s", "seconds waiting for messages, with nothing else to do"),
+    _seconds("combining_s", "seconds adding what came in"),
+    _seconds("compressing_s", "seconds compressing what went out"),
+    _seconds("decompressing_s", "seconds decompressing what came in"),
+    _seconds("staging_s", "seconds copying between device or strided memory and where messages lie"),
+)
+
+CALLS = TableFormat(
+    "calls",
+    "one row for each collective call",
+    (
+        _count("call", "number of the call on this rank, from 0"),
+        _count("step", "optimizer step it belongs to, from 0; -1 before the first"),
+        _seconds("start_s", "when it began, since the recording began, on this rank's clock"),
+        _seconds("end_s", "when it was over, since the recording began, on this rank's clock"),
+        *LABELS,
+        *_AMOUNTS,
+    ),
+)
+
+STEPS = TableFormat(
+    "steps",
+    "one row for each optimizer step",
+    (
+        _count("step", "number of the step, from 0; goes on after a restart"),
+        _seconds(
+            "start_s", "when it began, which is when the one before was over, since the recording began"
+        ),
+        _seconds("seconds", "its duration, computing and all"),
+        _seconds("communication_s", "seconds from beginning to end of its calls, summed"),
+        _seconds("exposed_s", "seconds the training thread spent in communication instead of computing"),
+        Column("loss", "<f8", "1", "the loss that the optimizer was told, NaN for none"),
+        _count("calls", "collective calls"),
+        _bytes("dense_bytes", "bytes that averaging all gradients uncompressed would have sent"),
+        _bytes("sent_bytes", "bytes sent; unknown ones not counted"),
+        _bytes("received_bytes", "bytes received; unknown ones not counted"),
+        _count("messages", "messages sent"),
+        _count("rounds", "exchanges of gradients, updates or models"),
+        _count("uploads", "uploads of this rank (SASG)"),
+        _count("skips", "uploads this rank had no need for (SASG)"),
+        _count("clipped", "1 where the gradient was clipped (CELGC)"),
+        _count("skipped", "1 where the step was skipped for a bad gradient"),
+        _count("fallbacks", "groups whose weights fell back to the plain mean (AdaCons)"),
+    ),
+)
+
+SUMMARY = TableFormat(
+    "summary",
+    "sums over all calls that are alike, also of those without a row in calls",
+    (
+        _count("entry", "number of the row"),
+        *LABELS,
+        _count("calls", "calls"),
+        _count("uncounted_calls", "calls whose bytes only the library knows; not in the sums of bytes"),
+        _seconds("seconds", "seconds from beginning to end, summed"),
+        _seconds("longest_s", "seconds of the longest"),
+        *_AMOUNTS,
+    ),
+)
+
+PEERS = TableFormat(
+    "peers",
+    "what this rank exchanged with every other, as far as it is known",
+    (
+        _count("peer", "rank in the communicator of the recording"),
+        _bytes("sent_bytes", "bytes sent to it"),
+        _count("sent_messages", "messages sent to it"),
+        _bytes("received_bytes", "bytes received from it"),
+        _count("received_messages", "messages received from it"),
+    ),
+)
+
+SIZES = TableFormat(
+    "sizes",
+    "how long messages and contributions were: row i from 2^i to 2^(i+1)-1 bytes, the first also 0",
+    (
+        _bytes("lower_bytes", "shortest length of this row, 2^i"),
+        _count("messages", "messages sent"),
+        _bytes("sent_bytes", "bytes in them"),
+        _count("calls", "calls by their payload"),
+    ),
+)
+#: Rows of SIZES.
+SIZE_BINS = 48
+
+PROGRESS = TableFormat(
+    "progress",
+    "one row: how far the other tables are filled. Rows beyond are room for more, in a file that was not closed",
+    (
+        _count("calls_rows", "rows of calls"),
+        _count("steps_rows", "rows of steps"),
+        _count("summary_rows", "rows of summary"),
+        _count("events_dropped", "calls without a row in calls"),
+        _count("steps_dropped", "steps without a row in steps"),
+        _count("steps", "steps recorded, with or without a row"),
+        _seconds("steps_s", "their seconds"),
+        _seconds("exposed_s", "seconds the training thread spent in communication in them"),
+        _seconds("flushed_s", "when this was written, since the recording began"),
+    ),
+)
+
+TABLES = {table.name: table for table in (CALLS, STEPS, SUMMARY, PEERS, SIZES, PROGRESS)}
