@@ -46,8 +46,10 @@ class Slurm:
         self.conf = conf
         self.environ = clean_environment(
             SLURM_CONF=conf, PYTHONPATH=str(ROOT), HPCTK_SLURM_SITE="/dev/null", HPCTK_TIMEOUT_S="60",
-            # Slurm's nodes share this machine, so that Open MPI's ranks are root where the tests are.
+            # For mpirun, where the tests run as root.
             OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+            # A waiting rank polls, and every node counts all cores of this machine as its own.
+            OMPI_MCA_mpi_yield_when_idle="1",
         )  # fmt: skip
 
     def run(self, *words: str, cwd: Path = ROOT, **environ: str) -> str:

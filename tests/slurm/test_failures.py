@@ -7,6 +7,8 @@ import sys
 from jobs import mpirun, run
 from slurm_jobs import digest
 
+from hpctk.stats import read as stats
+
 SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
 TRAIN = ("hpctk", "train", "digits", "--epochs", "12", "--method", "mean", "--checkpoint-steps", "40")
 
@@ -42,6 +44,10 @@ def test_a_cancelled_job_leaves_readable_files(slurm, tmp_path):
         sys.executable, "-m", "hpctk", "checkpoint", "inspect", "runs/cancelled/checkpoints", cwd=tmp_path
     )
     assert inspected.count("whole") == 2, inspected
+    (recording,) = stats.load(job.run / "stats").recordings
+    assert sorted(recording.ranks) == [0, 1]
+    for rank in recording.ranks.values():
+        assert rank.table("calls")["sent_bytes"].size == rank.progress["calls_rows"]
     # scancel sends SIGTERM first, which the ranks take as the request to save.
     assert "stopped by SIGTERM and saved in" in job.log()
 

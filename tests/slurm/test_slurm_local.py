@@ -53,8 +53,8 @@ def test_up_run_down_leaves_nothing(name):
     assert sorted(slurm.run("srun", "-N", "2", "printenv", "SLURMD_NODENAME").split()) == ["n1", "n2"]
     # What a job leaves running, and a job that waits, and a second `up`.
     stays = "trap '' TERM; sleep 1000 & wait; sleep 1000"
-    slurm.run("sbatch", "--output=/dev/null", "--nodes=2", "--wrap", stays)
-    slurm.run("sbatch", "--output=/dev/null", "--nodes=2", "--wrap", "true")
+    slurm.run("sbatch", "--output=/dev/null", "--nodes=2", "--exclusive", "--wrap", stays)
+    slurm.run("sbatch", "--output=/dev/null", "--nodes=2", "--exclusive", "--wrap", "true")
     again = slurm_local("up", "--name", name)
     assert again.returncode == 1
     assert f"launch/slurm-local down --name {name}" in again.stderr
@@ -179,7 +179,7 @@ def test_help_shows_examples():
 def test_without_the_packages_it_says_what_to_install():
     with tempfile.TemporaryDirectory() as folder:
         # bash and what the script itself needs, but no Slurm.
-        for program in ("bash", "env", "nproc", "id"):
+        for program in ("bash", "env", "getconf"):
             (Path(folder) / program).symlink_to(shutil.which(program))
         text = LOCAL.read_text().replace("PATH=$PATH:/usr/sbin:/sbin", "")
         copy = Path(folder) / "slurm-local"

@@ -6,6 +6,8 @@ import sys
 from jobs import mpirun, run
 from slurm_jobs import digest
 
+from hpctk.stats import read as stats
+
 SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
 
 
@@ -45,6 +47,11 @@ def check(job, straight):
     assert "stopped by SIGUSR2 and saved in" in log
     assert "status 85: back into the queue" in log
     assert ", resumed [" in log
+    # Statistics of both attempts, of both ranks, in the run's folder.
+    recordings = stats.load(job.run / "stats").recordings
+    assert [sorted(one.ranks) for one in recordings] == [[0, 1], [0, 1]]
+    restarts = [one.ranks[0].environment["SLURM_RESTART_COUNT"] for one in recordings[1:]]
+    assert restarts == ["1"]
     assert digest(job.result()) == digest(json.loads(straight.read_text()))
 
 
