@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctk import environment
+from hpctk.cli.calibrate import keep
 from hpctk.errors import SettingError
 from hpctk.slurm import options as known
 from hpctk.slurm.options import KINDS, Options, from_layers
@@ -190,13 +191,11 @@ def table(options: argparse.Namespace) -> tuple[str, ...]:
 def submitted(chosen: Options, text: str) -> str:
     """Keep the script in the run's folder, let Slurm check and take it; return what to say."""
     from hpctk.slurm import commands
-    from hpctk.tasks.run_folder import write
 
     folder = Path(chosen.run or f"runs/{chosen.job_name}")
     script = folder / "job.sbatch"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write(script, text)
+        keep(script, text)
     except OSError as error:
         raise SettingError(f"{folder}: the run's folder cannot be written ({error.strerror})") from None
     commands.check(script)

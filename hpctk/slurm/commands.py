@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -14,12 +15,18 @@ ANSWER_S = 120
 
 
 def find_sbatch() -> str:
-    """Return where sbatch is; SettingError where it is not."""
+    """Return where sbatch is; SettingError where it is not, or cannot know of any Slurm."""
     found = shutil.which("sbatch")
     if found is None:
         raise SettingError(
             "no sbatch here: submit on a login node of a cluster that runs Slurm. `hpctk slurm render` works without; "
             "./launch/slurm-local up starts a Slurm on this machine to try jobs on"
+        )
+    conf = os.environ.get("SLURM_CONF")
+    if conf and not os.path.exists(conf):
+        # sbatch itself would look for it for a minute.
+        raise SettingError(
+            f"SLURM_CONF={conf}: no such file; is that Slurm down? (./launch/slurm-local up starts one)"
         )
     return found
 

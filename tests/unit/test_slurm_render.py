@@ -266,6 +266,63 @@ def test_submit_without_slurm_says_so_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_submit_to_a_slurm_that_is_gone_says_so_at_once(tmp_path):
+    fake = tmp_path / "sbatch"
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    done = hpctk("submit", "mpi", PATH=f"{tmp_path}:/usr/bin:/bin", SLURM_CONF=str(tmp_path / "gone"))
+    assert done.returncode == 2
+    assert "gone: no such file; is that Slurm down?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "complaint"),
+    [
+        (
+            "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1",
+            "finds no configuration",
+        ),
+        (
+            "echo 'sbatch: error: Batch job submission failed: No' >&2; exit 1",
+            "does not take this job: Batch job",
+        ),
+        (
+            "test $1 = --test-only || { echo 'sbatch: error: full' >&2; exit 1; }",
+            "sbatch failed: full. The script is",
+        ),
+        ("exit 3", "it does not say why"),
+    ],
+    ids=["no configuration", "refused", "refused later", "silent"],
+)
+def test_what_sbatch_says_is_passed_on(tmp_path, script, complaint):
+    fake = tmp_path / "sbatch"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    done = hpctk(
+        "submit", "mpi", "--run", str(tmp_path / "run"), PATH=f"{tmp_path}:/usr/bin:/bin", SLURM_CONF=""
+    )
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_submit_says_where_to_look(tmp_path):
+    fake = tmp_path / "sbatch"
+    fake.write_text("#!/bin/sh\ntest $1 = --test-only || echo '17;cluster'\n")
+    fake.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CONF": "", "HPCTK_SLURM_SITE": "/dev/null"}
+    done = hpctk("submit", "mpi", "--job-name", "a b", "--run", str(tmp_path / "r"), **environ)
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "job         17\n",
+        "log         a b-17.out\n",
+        f"run         {tmp_path}/r\n",
+        f"{tmp_path}/r/stats; ",
+    ):
+        assert line in done.stdout
+    assert '#SBATCH --job-name="a b"\n' in (tmp_path / "r" / "job.sbatch").read_text()
+
+
 def test_every_option_has_its_word_on_the_command_line():
     names = {name for kind in KINDS for name in known(kind)}
     assert names == {*command_line._OPTIONS, *command_line._LISTS, "table"}
