@@ -208,9 +208,11 @@ class Engine:
                     vigil.progress()
                     before = time.perf_counter()
                 else:
+                    combined_s = run.combining_s
                     vigil.nap(run.peers)
                     now = time.perf_counter()
-                    run.waiting_s += now - before
+                    # A nap lets runs make progress, this one, too.
+                    run.waiting_s += now - before - (run.combining_s - combined_s)
                     before = now
         finally:
             self.exposed_s += time.perf_counter() - began

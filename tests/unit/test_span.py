@@ -84,7 +84,8 @@ def test_seconds_belong_to_the_next_call_or_to_the_last(engine, noted, monkeypat
             now[0] += 1
         with span.compressing():
             now[0] += 2
-        do(engine, 1)
+        with engine.span("inner"):
+            do(engine, 1)
         with span.compressing():
             now[0] += 4
         do(engine, 2)
