@@ -314,8 +314,10 @@ class Engine:
 
 
 def _tell(call: Call, recorders: list[Recorder], span: Span | None) -> None:
-    """Report a call, or keep it while the span is open that it belongs to."""
-    if span is not None and span.is_open:
+    """Report a call, or keep it while a span is open that it belongs to."""
+    while span is not None and not span.is_open:
+        span = span.outer
+    if span is not None:
         span.calls.append((call, recorders))
         return
     for recorder in recorders:
