@@ -247,7 +247,8 @@ def test_columns_upon_each_other(path):
     data = bytearray(path.read_bytes())
     rows, old = len(data) // 8, STEPS.to_bytes(8, "little")
     for header, offset in places:
-        shape = data.index(old, header)
+        # A dataspace: version 1, one dimension, its largest size given, too.
+        shape = data.index(b"\1\1\1" + bytes(5) + old, header) + 8
         data[shape : shape + 8] = rows.to_bytes(8, "little")
         layout = data.index(offset.to_bytes(8, "little") + (8 * STEPS).to_bytes(8, "little"))
         data[layout : layout + 16] = bytes(8) + (8 * rows).to_bytes(8, "little")
