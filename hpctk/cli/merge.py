@@ -13,6 +13,9 @@ import argparse
 import sys
 from pathlib import Path
 
+#: Remarks that are printed; a thousand ranks may be missing.
+SHOWN = 10
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -42,14 +45,17 @@ def run(options: argparse.Namespace) -> int:
     copy = options.copy or (files > MOST_VIEWED and not options.virtual)
     target = options.output or options.path / MERGED
     merge(stats, target, copy=copy, force=options.force)
-    remarks = [
+    remarks = []
+    if copy and not options.copy:
+        remarks.append(f"{files} files are more than most programs may open at once: this is a copy")
+    remarks += [
         f"recording {one.number}: {why}"
         for one in stats.recordings
         for why in (*one.missing.values(), *one.foreign.values())
     ]
     remarks += [f"recording {number}: {why}" for number, why in stats.unreadable.items()]
-    if copy and not options.copy:
-        remarks.append(f"{files} files are more than most programs may open at once: this is a copy")
+    if len(remarks) > SHOWN:
+        remarks[SHOWN:] = [f"and {len(remarks) - SHOWN} more: the table ranks in {target} has all of them"]
     for remark in remarks:
         print(f"hpctk merge: {remark}", file=sys.stderr)
     missing = sum(len(one.missing) for one in stats.recordings)

@@ -10,6 +10,9 @@ VERSION = 1
 #: Rows of a chunk of a copy.
 CHUNK_ROWS = 16384
 
+#: Attributes of a merged file that a rank's has not, or that say something else there.
+OWN = ("schema", "schema_version", "storage", "run", "merged_by")
+
 ROW = Column("row", "<i8", "1", "number of the row")
 RECORDING = Column("recording", "<i8", "1", "number of the recording, from 0")
 RANK = Column("rank", "<i8", "1", "rank in the communicator of the recording")
