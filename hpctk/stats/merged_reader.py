@@ -14,7 +14,7 @@ import numpy as np
 
 from hpctk.errors import HpctkError
 from hpctk.stats import merged_format, rank_reader, schema
-from hpctk.stats.merged_format import JOINED, RANKS
+from hpctk.stats.merged_format import JOINED, OWN, RANKS
 from hpctk.stats.rank_reader import Table
 from hpctk.stats.read import RankStats, RecordingStats, RunStats, load
 
@@ -32,10 +32,9 @@ def load_merged(path: Path, attributes: dict[str, Any], tables: tuple[str, ...])
     try:
         rank_reader.check_version(attributes.get("schema_version"), merged_format.VERSION)
         if attributes.get("storage") == "copy":
-            common = rank_reader.typed(attributes)
-            return _load_copy(
-                path, {**common, "schema": schema.NAME, "schema_version": schema.VERSION}, tables
-            )
+            kept = {name: value for name, value in attributes.items() if name not in OWN}
+            common = {**rank_reader.typed(kept), "schema": schema.NAME, "schema_version": schema.VERSION}
+            return _load_copy(path, common, tables)
     except HpctkError as error:
         raise HpctkError(str(error) if str(error).startswith(f"{path}: ") else f"{path}: {error}") from None
     run = attributes.get("run")
