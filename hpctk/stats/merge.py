@@ -31,8 +31,8 @@ MOST_VIEWED = 900
 #: What is the same for all ranks, or near enough: of the first that is there.
 COMMON = (
     "run_id", "command", "platform", "python", "hpctk", "numpy", "torch", "h5py", "mpi4py", "horovod", "numba",
-    "communicator", "library", "gpu_aware", "gpu_aware_because", "method", "settings", "nodes", "local_size",
-    "parameters", "parameter_bytes",
+    "communicator", "library", "gpu_aware", "gpu_aware_because", "method", "settings", "schedule", "events",
+    "nodes", "local_size", "parameters", "parameter_bytes",
 )  # fmt: skip
 
 

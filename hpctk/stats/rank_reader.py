@@ -25,7 +25,7 @@ Value = str | int | float
 #: More ranks than there will be: a file that says so is damaged.
 MOST_RANKS = 1 << 24
 #: Attributes without which a file cannot be told from others.
-_NEEDED = ("schema", "schema_version", "state", "run_id", "rank", "size")
+_NEEDED = ("schema", "schema_version", "state", "rank", "size")
 _MISSING: dict[str, Value] = {"S": "", "<i8": -1, "<f8": float("nan")}
 _KINDS: dict[str, tuple[Any, str]] = {
     "S": (str, "text"),

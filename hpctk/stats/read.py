@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,7 +201,7 @@ def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingS
     found, bad = {}, {}
     for rank in sorted({int(match[1]) for name in names if (match := FILE.fullmatch(name))}):
         try:
-            found[rank] = _rank(folder / file_name(rank), tables, rank)
+            found[rank] = read_rank(folder / file_name(rank), tables, rank)
         except HpctkError as error:
             bad[rank] = str(error)
     if not found:
@@ -225,7 +225,8 @@ def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingS
     return RecordingStats(number, size, ranks, missing, foreign)
 
 
-def _rank(path: Path, tables: tuple[str, ...], expected: int | None = None) -> RankStats:
+def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = None) -> RankStats:
+    """Read one rank's file: what it says of itself, and some tables. HpctkError where it is not of rank `expected`."""
     contents = rank_reader.read(path, tables)
     rank, size = int(contents.attributes["rank"]), int(contents.attributes["size"])
     if expected is not None and rank != expected:
@@ -242,7 +243,7 @@ def _file(path: Path, tables: tuple[str, ...]) -> RunStats:
         from hpctk.stats.merged_reader import load_merged
 
         return load_merged(path, attributes, tables)
-    rank = _rank(path, tables)
+    rank = read_rank(path, tables)
     why = f"only {path} was read"
     missing = {other: why for other in range(rank.size) if other != rank.rank}
     number = max(0, int(rank.attributes["recording"]))

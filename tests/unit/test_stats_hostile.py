@@ -89,7 +89,7 @@ def test_attributes(path, attributes, wanted):
     assert refused(path).startswith(wanted)
 
 
-@pytest.mark.parametrize("name", ["schema_version", "state", "run_id", "rank", "size"])
+@pytest.mark.parametrize("name", ["schema_version", "state", "rank", "size"])
 def test_attributes_that_are_missing(path, name):
     changed(path, lambda file: file.attrs.__delitem__(name))
     assert name.replace("_", " ") in refused(path).replace("_", " ")
