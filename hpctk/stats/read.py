@@ -65,9 +65,9 @@ class RankStats:
     attributes: dict[str, Any]
     environment: dict[str, str]
     progress: dict[str, Any]
-    _layout: rank_reader.Layout | None = field(default=None, repr=False, compare=False)
     _kept: dict[str, Table] = field(default_factory=dict, repr=False, compare=False)
     _read: Callable[..., dict[str, Table]] = field(default=rank_reader.read_tables, repr=False, compare=False)
+    _layout: rank_reader.Layout | None = field(default=None, repr=False, compare=False)
 
     def keep(self, names: Iterable[str]) -> None:
         """Read tables and keep them in memory."""
@@ -234,7 +234,7 @@ def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = Non
         raise HpctkError(f"{path}: is the file of rank {rank}, not of {expected}")
     return RankStats(
         path, rank, size, contents.attributes, contents.environment, contents.progress,
-        contents.layout, contents.tables,
+        contents.tables, _layout=contents.layout,
     )  # fmt: skip
 
 
