@@ -11,6 +11,7 @@ A run folder holds a folder for each recording, 000, 001 and so on, and that a f
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,28 @@ class RankStats:
     environment: dict[str, str]
     progress: dict[str, Any]
 
-    def table(self, name: str) -> dict[str, Any]:
-        """Return a table as arrays by column, all as long; text as arrays of bytes ("S24")."""
-        rows = {"calls": "calls_rows", "steps": "steps_rows", "summary": "summary_rows"}.get(name)
+    def table(
+        self, name: str, columns: Sequence[str] | None = None, rows: slice = slice(None)
+    ) -> dict[str, Any]:
+        """Return a table as arrays by column, all as long; text as arrays of bytes ("S24").
+
+        Parameters
+        ----------
+        name : str
+        columns : sequence of str, optional
+            Only these.
+        rows : slice, optional
+            Only these rows.
+        """
+        filled = {"calls": "calls_rows", "steps": "steps_rows", "summary": "summary_rows"}.get(name)
+        wanted = [column.name for column in schema.TABLES[name].columns] if columns is None else columns
         with h5py.File(self.path, "r", locking="best-effort") as file:
-            columns = {column.name: file[name][column.name][:] for column in schema.TABLES[name].columns}
-        if rows is None:
-            return columns
-        return {column: values[: int(self.progress[rows])] for column, values in columns.items()}
+            group = file[name]
+            length = min(group[column].shape[0] for column in wanted)
+            if filled is not None:
+                length = min(length, int(self.progress[filled]))
+            first, last, _ = rows.indices(length)
+            return {column: group[column][first:last] for column in wanted}
 
 
 @dataclass(frozen=True)
