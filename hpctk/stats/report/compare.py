@@ -30,7 +30,7 @@ ROWS = (
     Row("step_s", "seconds per step", seconds_text),
     Row("exposed_share", "exposed communication", percent),
     Row("waiting_share", "waiting, of communication", percent),
-    Row("sent_bytes_per_step", "sent per step and rank", bytes_text),
+    Row("sent_bytes_per_step", "sent per step", bytes_text),
     Row("dense_sent", "averaging / sent", times),
     Row("dense_payload", "dense / payload", times),
     Row("dense_wire", "dense / wire", times),

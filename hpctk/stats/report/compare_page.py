@@ -38,10 +38,11 @@ def page(found: dict[str, Any], documents: Sequence[dict[str, Any]]) -> str:
     amounts = (
         ("Sent per step and rank", run_bars(runs, "sent_bytes_per_step", bytes_text)),
         ("Seconds per step", run_bars(runs, "step_s", seconds_text)),
-        ("Exposed communication", run_bars(runs, "exposed_share", percent)),
+        ("Exposed communication, of the time", run_bars(runs, "exposed_share", percent)),
+        ("Waiting, of communication", run_bars(runs, "waiting_share", percent)),
     )
     drawn = [figure(Figure(t, "", "Nothing was counted.", _nothing), svg) for t, svg in amounts]
-    drawn += [figure(Figure(t, "", "No loss was given.", _nothing, legend=legend), svg) for t, svg in losses]
+    courses = [figure(Figure(t, "", "No loss was given.", _nothing, legend=legend), svg) for t, svg in losses]
     columns = [Column("run", lambda row: row["name"]), Column("method", lambda row: row["method"])]
     columns += [Column(row.name, _of(row.key), row.show) for row in ROWS]
     missing = [f"{one['name']}: {what}" for one in runs for what in one["missing"]]
@@ -49,7 +50,8 @@ def page(found: dict[str, Any], documents: Sequence[dict[str, Any]]) -> str:
         f"<h1>{escaped(plural(len(runs), 'run'))} side by side</h1>\n{warnings(missing)}\n"
         f'<div class="said"><p>{escaped(equal(found))}</p></div>\n'
         f"<section>{table('runs', columns, runs)}</section>\n"
-        f'<section><div class="figures">{"".join(drawn)}</div></section>'
+        f'<section><div class="figures">{"".join(drawn)}</div>'
+        f'<div class="figures three">{"".join(courses)}</div></section>'
     )
     return framed("hpctk: " + ", ".join(one["name"] for one in runs), body)
 

@@ -23,8 +23,9 @@ def matrix(found: Account) -> str:
     fields = len(sent)
     svg = Svg(_LEFT + _SIDE + 48, _TOP + _SIDE + 40, "bytes from every rank to every other")
     svg.rect(_LEFT, _TOP, _SIDE, _SIDE, "empty")
-    least = math.log(max(1.0, min(float(sent[sent > 0].min()), most)))
-    span = math.log(most) - least
+    smallest = float(sent[sent > 0].min())
+    least = math.log(max(1.0, smallest))
+    span = math.log(max(1.0, most)) - least
     edges = _edges(found)
     place = [_SIDE * edge / size for edge in edges]
     for i in range(fields):
@@ -37,17 +38,18 @@ def matrix(found: Account) -> str:
                     _LEFT + place[j], _TOP + place[i], place[j + 1] - place[j], place[i + 1] - place[i],
                     "field", tip, 0.15 + 0.85 * share,
                 )  # fmt: skip
-    for boundary in boundaries(found):
-        at = _SIDE * boundary / size
-        svg.line(_LEFT + at, _TOP, _LEFT + at, _TOP + _SIDE, "node")
-        svg.line(_LEFT, _TOP + at, _LEFT + _SIDE, _TOP + at, "node")
+    parted = boundaries(found)
+    for boundary in parted:
+        at, kind = _SIDE * boundary / size, "node" if len(parted) <= 8 else "node many"
+        svg.line(_LEFT + at, _TOP, _LEFT + at, _TOP + _SIDE, kind)
+        svg.line(_LEFT, _TOP + at, _LEFT + _SIDE, _TOP + at, kind)
     for rank in _labels(size):
         at = _SIDE * (rank + 0.5) / size
         svg.text(_LEFT - 6, _TOP + at + 4, str(rank), "end")
         svg.text(_LEFT + at, _TOP - 6, str(rank), "middle")
     svg.text(_LEFT + _SIDE / 2, 12, "to rank", "middle", "t name")
     svg.text(14, _TOP + _SIDE / 2, "from rank", "middle", "t name", turn=True)
-    _legend(svg, math.exp(least), most)
+    _legend(svg, smallest, most, parted)
     return svg.drawn()
 
 
@@ -74,15 +76,10 @@ def _labels(size: int) -> list[int]:
     return list(range(0, size, every))
 
 
-def _legend(svg: Svg, least: float, most: float) -> None:
+def _legend(svg: Svg, least: float, most: float, parted: list[int]) -> None:
     y, x = _TOP + _SIDE + 14, _LEFT
-    steps = 1 if least >= most else 6
+    steps = 1 if least >= most * 0.99 else 6
     for i in range(steps):
         svg.rect(x + 16 * i, y, 16, 10, "field", "", 1.0 if steps == 1 else 0.15 + 0.85 * i / (steps - 1))
     text = bytes_text(most) if steps == 1 else f"{bytes_text(least)} to {bytes_text(most)}"
-    svg.text(x + 16 * steps + 8, y + 9, f"{text}; lines part nodes" if boundaries_drawn(svg) else text)
-
-
-def boundaries_drawn(svg: Svg) -> bool:
-    """Whether the drawing has boundaries of nodes."""
-    return any('class="node"' in part for part in svg.parts)
+    svg.text(x + 16 * steps + 8, y + 9, f"{text}; lines part nodes" if parted else text)

@@ -7,7 +7,7 @@ from typing import Any
 from hpctk.stats.report.numbers import bytes_text, count, digits
 from hpctk.stats.report.svg import Axis, Svg
 
-_WIDTH, _HEIGHT = 440.0, 280.0
+_WIDTH, _HEIGHT = 440.0, 240.0
 
 
 def sizes(document: dict[str, Any]) -> str:

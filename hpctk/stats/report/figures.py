@@ -38,8 +38,8 @@ class Figure:
         `empty` is said where there is nothing to draw.
     draw
         From the material to SVG, "" where there is nothing to draw.
-    wide : bool
-        Whether it takes the whole width of the page.
+    shape : str
+        "wide" for the whole width of the page, "tall" for two rows of it.
     legend : tuple of Key
     """
 
@@ -47,12 +47,14 @@ class Figure:
     caption: str
     empty: str
     draw: Callable[[Material], str]
-    wide: bool = False
+    shape: str = ""
     legend: tuple[Key, ...] = ()
 
 
 def _volume(material: Material) -> str:
     curve = material.document["curve"]
+    if not any(curve["step_dense_bytes"]) and not any(curve["step_sent_bytes"]):
+        return ""
     lines = [
         Line("plain averaging", "second", curve["step"], curve["step_dense_bytes"]),
         Line("sent", "first", curve["step"], curve["step_sent_bytes"]),
@@ -74,7 +76,7 @@ FIGURES = (
         f"first step. Of more than {MOST} ranks, neighbours share a bar: their mean.",
         "No steps and no calls yet.",
         lambda material: bars(material.document),
-        wide=True,
+        shape="wide",
         legend=tuple((f"part{i}", name) for i, name in enumerate(PARTS.values())),
     ),
     Figure(
@@ -83,7 +85,7 @@ FIGURES = (
         "it was.",
         "No calls have rows of their own: hpctk kept only their sums.",
         lambda material: timeline(material.lanes),
-        wide=True,
+        shape="wide",
         legend=(("step", "step"), ("call", "call"), ("part1", "waiting in it")),
     ),
     Figure(
@@ -91,6 +93,7 @@ FIGURES = (
         "Shades are logarithmic. Bytes that only the library knows are not in it.",
         "Nothing that is counted went from rank to rank.",
         lambda material: matrix(material.account),
+        shape="tall",
     ),
     Figure(
         "Message sizes",
@@ -101,7 +104,7 @@ FIGURES = (
     Figure(
         "Bytes per step",
         "Sent by a rank, on average, against plain averaging of all gradients.",
-        "No steps yet.",
+        "Nothing was counted, and averaging would send nothing.",
         _volume,
         legend=(("first", "sent"), ("second", "plain averaging")),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpctk.stats import metrics
-from hpctk.stats.report.numbers import bytes_text, count, percent, plural, seconds_text, times
+from hpctk.stats.report.numbers import bytes_text, count, percent, plural, rank_list, seconds_text, times
 
 Document = dict[str, Any]
 
@@ -20,20 +20,17 @@ def findings(document: Document) -> list[str]:
 
 def missing(document: Document) -> list[str]:
     """Return what is not there, and why."""
-    said = []
+    # What is the same after every start is said once.
+    starts: dict[str, list[int]] = {}
     for one in document["recordings"]:
-        start = f"start {one['number']}: " if len(document["recordings"]) > 1 else ""
-        for reason in one["missing"]:
-            are = "rank {} is" if reason["count"] == 1 else "ranks {} are"
-            said.append(f"{start}{are.format(reason['ranks'])} missing: {reason['why']}")
-        if one["not_closed_files"]:
-            ranks = (
-                f"rank {one['not_closed']}" if one["not_closed_files"] == 1 else f"ranks {one['not_closed']}"
-            )
-            said.append(
-                f"{start}{ranks} did not close {'its file' if one['not_closed_files'] == 1 else 'their files'}: "
-                "still running, or killed; what was written until then is counted"
-            )
+        for text in _missing_files(one):
+            starts.setdefault(text, []).append(one["number"])
+    said = [
+        f"start{'s' if len(numbers) > 1 else ''} {rank_list(numbers)}: {text}"
+        if len(document["recordings"]) > 1
+        else text
+        for text, numbers in starts.items()
+    ]
     said += _lagging(document)
     totals = document["totals"]
     if totals["events_dropped"]:
@@ -49,6 +46,20 @@ def missing(document: Document) -> list[str]:
             f"curves and counts are those of {document['counts']['ranks']} of {totals['files']} ranks"
         )
     return [*said, *document["problems"]]
+
+
+def _missing_files(one: Document) -> list[str]:
+    said = []
+    for reason in one["missing"]:
+        are = "rank {} is" if reason["count"] == 1 else "ranks {} are"
+        said.append(f"{are.format(reason['ranks'])} missing: {reason['why']}")
+    if one["not_closed_files"]:
+        alone = one["not_closed_files"] == 1
+        said.append(
+            f"{'rank' if alone else 'ranks'} {one['not_closed']} did not close {'its file' if alone else 'their files'}"
+            ": still running, or killed; what was written until then is counted"
+        )
+    return said
 
 
 def _lagging(document: Document) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpctk.stats.report.numbers import digits
 from hpctk.stats.report.svg import Axis, Svg, frame
 
-WIDTH, HEIGHT = 440.0, 280.0
+WIDTH, HEIGHT = 440.0, 240.0
 #: A range wider than this is shown by logarithms.
 WIDE = 20.0
 

@@ -19,7 +19,7 @@ def digits(value: float | None) -> str:
     size = abs(value)
     if size >= 999.5:
         return f"{value:.0f}" if size < 1e7 else f"{value:.2e}"
-    return f"{value:.3g}" if size >= 1e-4 or size == 0 else f"{value:.1e}"
+    return f"{value:.3g}" if size >= 1e-4 or size == 0 else f"{value:.2g}"
 
 
 def bytes_text(n: float | None) -> str:

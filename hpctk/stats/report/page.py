@@ -20,7 +20,7 @@ from hpctk.stats.report.numbers import (
 from hpctk.stats.report.page_script import SCRIPT
 from hpctk.stats.report.page_style import STYLE
 from hpctk.stats.report.svg import escaped
-from hpctk.stats.report.text import called, state
+from hpctk.stats.report.text import called, moment, state
 
 #: Rows of tables; of more ranks the extreme ones, of more calls those that took longest.
 RANKS, CALLS = 1000, 300
@@ -75,8 +75,9 @@ def figure(one: Figure, drawing: str) -> str:
         else f'<p class="empty-figure">{escaped(one.empty)}</p>'
     )
     legend = "".join(f'<span><i class="{kind}"></i>{escaped(name)}</span>' for kind, name in one.legend)
+    shape = f"card {one.shape}" if one.shape and drawing else "card"
     return (
-        f'<figure class="card{" wide" if one.wide else ""}"><h2>{escaped(one.title)}</h2>'
+        f'<figure class="{shape}"><h2>{escaped(one.title)}</h2>'
         + (f'<div class="legend">{legend}</div>' if legend and drawing else "")
         + inside
         + (f"<figcaption>{escaped(one.caption)}</figcaption>" if drawing else "")
@@ -121,7 +122,7 @@ def _header(document: dict[str, Any]) -> str:
         "method": called(last["settings"], last["method"]),
         "library": last["library"],
         "command": last["command"],
-        "began": (document["recordings"][0]["began"] or "?").replace("T", " "),
+        "began": moment(document["recordings"][0]["began"]),
         "recorded": f"{seconds_text(totals['wall_s'])} in {plural(len(document['recordings']), 'start')}; "
         f"the last: {state(last)}",
     }
@@ -193,7 +194,7 @@ CALL_COLUMNS = (
 )
 START_COLUMNS = (
     Column("start", _of("number"), count),
-    Column("began", lambda row: row["began"] or "?"),
+    Column("began", lambda row: moment(row["began"])),
     Column("ranks", _of("size"), count),
     Column("files", _of("files"), count),
     Column("steps", _of("steps"), count),

@@ -32,10 +32,12 @@ p { margin: 0 0 6px; }
 .figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 16px; }
 .card { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 12px 14px;
   min-width: 0; }
+.three { grid-template-columns: repeat(3, minmax(0, 1fr)); margin-top: 16px; } .three .t { font-size: 13.5px; }
+.tall { grid-row: span 2; }
 .wide { grid-column: 1 / -1; }
 .scroll { overflow-x: auto; }
 .card svg { display: block; width: 100%; height: auto; margin: 4px 0; }
-.card:not(.wide) svg { max-width: 520px; margin: 4px auto; }
+.card:not(.wide):not(.tall) svg { max-width: 520px; margin: 4px auto; }
 .empty-figure { color: var(--soft); padding: 28px 0; text-align: center; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 13px; margin: 2px 0 6px; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 5px;
@@ -45,16 +47,18 @@ table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-nu
 th, td { padding: 4px 8px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
 th.l, td.l { text-align: left; }
 td.l { max-width: 26ch; overflow: hidden; text-overflow: ellipsis; }
-th { position: sticky; top: 0; background: var(--paper); }
+th { position: sticky; top: 0; background: var(--paper); white-space: normal; vertical-align: bottom; }
 th button { all: unset; cursor: pointer; font-weight: 600; }
 th button:focus-visible { outline: 2px solid var(--accent); }
 th[aria-sort=ascending] button::after { content: " \\25B2"; font-size: 9px; }
 th[aria-sort=descending] button::after { content: " \\25BC"; font-size: 9px; }
+#runs th { min-width: 9ch; }
 .rows { max-height: 480px; overflow: auto; border: 1px solid var(--rule); border-radius: 8px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 10px 0; font-size: 14px; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .t { fill: var(--soft); font-size: 12px; } .name { fill: var(--ink); }
 .grid { stroke: var(--grid); } .axis { stroke: var(--soft); } .node { stroke: var(--ink); stroke-width: 1; }
+.node.many { stroke: var(--soft); stroke-width: 0.4; }
 .mark { stroke: var(--ink); stroke-width: 1.5; } .empty { fill: var(--paper); stroke: var(--rule); }
 .field { fill: var(--accent); background: var(--accent); }
 .step { fill: var(--step); background: var(--step); } .call { fill: var(--call); background: var(--call); }
@@ -72,8 +76,10 @@ i.second { background: var(--second); }
 @media (max-width: 720px) {
   main { padding: 14px 10px 32px; } h1 { font-size: 18px; }
   .figures { grid-template-columns: minmax(0, 1fr); gap: 12px; }
+  .three { grid-template-columns: minmax(0, 1fr); } .three .t { font-size: 12px; } .tall { grid-row: auto; }
   .card { padding: 10px; } .wide .scroll svg { min-width: 640px; }
   .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 }
-@media print { .rows { max-height: none; overflow: visible; } }
+@media print { #runs th { min-width: 9ch; }
+.rows { max-height: none; overflow: visible; } }
 """  # fmt: skip

@@ -125,7 +125,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 def frame(svg: Svg, x: Axis, y: Axis, x_text: Callable[[float], str], y_text: Callable[[float], str]) -> None:
     """Draw a grid with numbers along the left and the lower side."""
-    for value in y.ticks(5):
+    for value in y.ticks(8 if y.log else 5):
         svg.line(x.start, y.at(value), x.end, y.at(value), "grid")
         svg.text(x.start - 6, y.at(value) + 4, y_text(value), "end")
     drawn = -math.inf
@@ -134,6 +134,7 @@ def frame(svg: Svg, x: Axis, y: Axis, x_text: Callable[[float], str], y_text: Ca
         # Letters are about 6 wide; a number that would touch the one before is left out.
         if place - 3.2 * len(label) > drawn:
             svg.line(place, y.start, place, y.start + 4, "axis")
-            svg.text(place, y.start + 17, label, "middle")
+            # Nor may the last one leave the drawing.
+            svg.text(min(place, svg.width - 3.6 * len(label)), y.start + 17, label, "middle")
             drawn = place + 3.2 * len(label) + 4
     svg.line(x.start, y.start, x.end, y.start, "axis")

@@ -71,7 +71,7 @@ def _header(document: Document) -> str:
             ("method", called(last["settings"], last["method"])),
             ("library", f"{last['library']}" + (f"; hpctk {last['hpctk']}" if last["hpctk"] else "")),
             ("command", last["command"]),
-            ("began", _moment(recordings[0]["began"])),
+            ("began", moment(recordings[0]["began"])),
             (
                 "steps",
                 f"{count(totals['steps'])} in {seconds_text(document['efficiency']['runtime_s'])}; "
@@ -82,7 +82,8 @@ def _header(document: Document) -> str:
     )
 
 
-def _moment(began: str | None) -> str:
+def moment(began: str | None) -> str:
+    """Return when something was."""
     return "?" if began is None else f"{began[:10]} {began[11:19]} UTC"
 
 
@@ -90,7 +91,7 @@ def _starts(document: Document) -> str:
     if len(document["recordings"]) < 2:
         return ""
     rows = [
-        [str(one["number"]), _moment(one["began"]), str(one["size"]), str(one["files"]), count(one["steps"]),
+        [str(one["number"]), moment(one["began"]), str(one["size"]), str(one["files"]), count(one["steps"]),
          seconds_text(one["wall_s"]), one["method"], state(one)]
         for one in document["recordings"][-20:]
     ]  # fmt: skip
