@@ -28,6 +28,7 @@ _CALL_DETAILS = tuple(
     c.name for c in CALLS.columns if c.name not in ("call", "start_s", "end_s", "operation")
 )
 _STEP_DETAILS = tuple(c.name for c in STEPS.columns if c.name not in ("start_s", "seconds"))
+_STEP_COLUMNS, _CALL_COLUMNS = ([column.name for column in table.columns] for table in (STEPS, CALLS))
 _TEXTS = {column.name for column in LABELS}
 
 
@@ -109,12 +110,12 @@ def _names(rank: int, stats: RankStats) -> Iterator[dict[str, Any]]:
 
 def _pieces(stats: RankStats, origin: float, cut: Cut) -> Iterator[list[dict[str, Any]]]:
     for first in range(0, _length(stats, "steps_rows"), ROWS):
-        steps = _kept(stats.table("steps", rows=slice(first, first + ROWS)), cut)
+        steps = _kept(stats.part("steps", _STEP_COLUMNS, slice(first, first + ROWS)), cut)
         ends = np.asarray(steps["start_s"]) + np.asarray(steps["seconds"])
         names = [f"step {step}" for step in steps["step"].tolist()]
         yield _events(stats.rank, STEPS_THREAD, names, origin, steps, ends, _STEP_DETAILS)
     for first in range(0, _length(stats, "calls_rows"), ROWS):
-        calls = _kept(stats.table("calls", rows=slice(first, first + ROWS)), cut)
+        calls = _kept(stats.part("calls", _CALL_COLUMNS, slice(first, first + ROWS)), cut)
         names = [text.decode(errors="replace") for text in calls["operation"].tolist()]
         yield _events(stats.rank, CALLS_THREAD, names, origin, calls, calls["end_s"], _CALL_DETAILS)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hpctk.errors import HpctkError
 from hpctk.stats import metrics, schema
-from hpctk.stats.read import RankStats, RecordingStats, RunStats
+from hpctk.stats.read import RankStats, RecordingStats, RunStats, file_name
 from hpctk.stats.report import curve
 from hpctk.stats.report.calls import SUMS, Calls
 from hpctk.stats.report.matrix import Matrix
@@ -27,6 +27,7 @@ _TENSORS = (
     "uncounted_tensor_calls",
 )
 AMOUNTS = (*_STEPS, *(name if name != "seconds" else "communication_s" for name in SUMS), *_TENSORS)
+_TABLES = ("summary", "sizes", "peers", "steps")
 #: A job of more ranks than this was not recorded: the number is wrong.
 MOST_RANKS = 1_000_000
 
@@ -96,6 +97,7 @@ def account(run: RunStats) -> Account:
         dict.fromkeys(curve.COUNTS, 0.0), 0,
     )  # fmt: skip
     senseless = sum(_add_recording(found, recording) for recording in run.recordings)
+    found.problems += [f"start {number}: {printable(why)}" for number, why in run.unreadable.items()]
     if senseless:
         found.problems.append(f"{senseless} numbers in these files make no sense and count as 0")
     return found
@@ -109,21 +111,26 @@ def _add_recording(found: Account, recording: RecordingStats) -> int:
     course, senseless = curve.Course(), 0
     for rank, stats in sorted(recording.ranks.items()):
         try:
-            senseless += _add_rank(found, places[rank], stats, missing)
+            names = _TABLES if rank in stepping else _TABLES[:-1]
+            tables = stats.tables(*names)
+            senseless += _add_rank(found, places[rank], stats, tables, missing)
             if rank in stepping:
-                counts, bad = course.add(stats.table("steps", curve.COLUMNS))
+                counts, bad = course.add(tables["steps"])
                 senseless += bad
                 for name, value in counts.items():
                     found.counts[name] += value
         except (HpctkError, OSError) as error:
             found.problems.append(f"start {recording.number}, rank {rank}: {printable(error)}")
+    found.problems += [f"start {recording.number}: {printable(why)}" for why in recording.foreign.values()]
     found.courses.append(course)
     found.curve_ranks = max(found.curve_ranks, len(stepping))
     found.recordings.append(_recording(recording))
     return senseless
 
 
-def _add_rank(found: Account, place: int, stats: RankStats, missing: Any) -> int:
+def _add_rank(
+    found: Account, place: int, stats: RankStats, tables: dict[str, dict[str, Any]], missing: Any
+) -> int:
     """Add one rank's file, all but its steps; return how many numbers in it made no sense."""
     about, amounts = stats.attributes, found.amounts
     found.hosts[place] = printable(about.get("host", ""), 64)
@@ -135,7 +142,7 @@ def _add_rank(found: Account, place: int, stats: RankStats, missing: Any) -> int
         amounts[name][place] += value
         senseless += bad
     communicator = str(about.get("communicator", "")).encode(errors="replace")[:32]
-    rows, bad = found.calls.add(stats.table("summary"), communicator, stats.size)
+    rows, bad = found.calls.add(tables["summary"], communicator, stats.size)
     senseless += bad
     of = {name: rows[:, i] for i, name in enumerate(SUMS)}
     for name in SUMS:
@@ -145,12 +152,12 @@ def _add_rank(found: Account, place: int, stats: RankStats, missing: Any) -> int
     amounts["tensor_payload_bytes"][place] += of["payload_bytes"][carries].sum()
     amounts["counted_dense_sent_bytes"][place] += of["dense_sent_bytes"][counted].sum()
     amounts["uncounted_tensor_calls"][place] += of["uncounted_calls"][carries].sum()
-    sizes = stats.table("sizes")
+    sizes = tables["sizes"]
     for name, total in found.sizes.items():
         values, bad = metrics.clean(sizes[name][: len(total)])
         total[: len(values)] += values
         senseless += bad
-    return senseless + found.matrix.add(stats.rank, stats.table("peers"), missing)
+    return senseless + found.matrix.add(stats.rank, tables["peers"], missing)
 
 
 def _recording(recording: RecordingStats) -> RecordingAccount:
@@ -164,7 +171,8 @@ def _recording(recording: RecordingStats) -> RecordingAccount:
     one = RecordingAccount(
         recording.number, recording.size, sorted(files),
         [rank for rank, stats in sorted(files.items()) if stats.attributes.get("state") != "closed"],
-        {rank: printable(why) for rank, why in recording.missing.items()},
+        # Without the file's name, so that ranks with the same trouble are told of together.
+        {rank: printable(why.split(f"{file_name(rank)}: ", 1)[-1]) for rank, why in recording.missing.items()},
         int(_number(first.get("nodes"))), told,
         float(began) if isinstance(began, int | float) and 0 <= began < 1e11 else None,
     )  # fmt: skip

@@ -16,7 +16,6 @@ ROWS = 4_000_000
 #: What steps count.
 COUNTS = ("rounds", "uploads", "skips", "clipped", "skipped", "fallbacks")
 _MEANS = ("seconds", "sent_bytes", "dense_bytes", "exposed_s")
-COLUMNS = ("step", "loss", *_MEANS, *COUNTS)
 
 
 def chosen(ranks: list[int], rows: int) -> list[int]:

@@ -63,7 +63,7 @@ def _window(
     """Return the first step and the one after the last; None where nothing is there."""
     for rank in ranks:
         try:
-            steps = recording.ranks[rank].table("steps", ("step",))["step"]
+            steps = recording.ranks[rank].part("steps", ("step",))["step"]
         except (HpctkError, OSError):
             continue
         inside = steps[(steps >= (first or 0)) & (steps < (last if last is not None else 2**62))]
@@ -78,16 +78,16 @@ def _window(
 def _lane(stats: RankStats, first: int, last: int, shift: float) -> Lane:
     lane = Lane(stats.rank, str(stats.attributes.get("host", "?"))[:64])
     try:
-        steps = stats.table("steps", ("step", "start_s", "seconds"))
+        steps = stats.part("steps", ("step", "start_s", "seconds"))
         for i in _rows(steps["step"], first, last, STEPS * 4):
             begin = float(steps["start_s"][i])
             lane.steps.append(
                 (int(steps["step"][i]), begin + shift, begin + float(steps["seconds"][i]) + shift)
             )
-        rows = _rows(stats.table("calls", ("step",))["step"], first, last, CALLS)
+        rows = _rows(stats.part("calls", ("step",))["step"], first, last, CALLS)
         if len(rows):
             from_row, to_row = int(rows[0]), int(rows[-1]) + 1
-            calls = stats.table("calls", _COLUMNS, slice(from_row, to_row))
+            calls = stats.part("calls", _COLUMNS, slice(from_row, to_row))
             for i in range(len(calls["start_s"])):
                 call = {name: calls[name][i].item() for name in _COLUMNS}
                 call["start_s"], call["end_s"] = call["start_s"] + shift, call["end_s"] + shift
