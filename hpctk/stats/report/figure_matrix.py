@@ -21,7 +21,7 @@ def matrix(found: Account) -> str:
     if most <= 0:
         return ""
     fields = len(sent)
-    svg = Svg(_LEFT + _SIDE + 48, _TOP + _SIDE + 40, "bytes from every rank to every other")
+    svg = Svg(_LEFT + _SIDE + 16, _TOP + _SIDE + 40, "bytes from every rank to every other")
     svg.rect(_LEFT, _TOP, _SIDE, _SIDE, "empty")
     smallest = float(sent[sent > 0].min())
     least = math.log(max(1.0, smallest))

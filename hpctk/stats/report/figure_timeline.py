@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpctk.stats.report.numbers import bytes_text, printable, seconds_text, shortened
-from hpctk.stats.report.svg import Axis, Svg
+from hpctk.stats.report.svg import LETTER, Axis, Svg
 from hpctk.stats.report.timeline import Lane
 
 _WIDTH, _LEFT, _TOP, _LANE = 900.0, 110.0, 22.0, 30.0
@@ -28,7 +28,12 @@ def timeline(lanes: list[Lane]) -> str:
         svg.text(axis.at(value), bottom + 17, seconds_text(value), "middle")
     for i, lane in enumerate(lanes):
         y = _TOP + _LANE * i
-        svg.text(_LEFT - 8, y + _LANE / 2 + 4, f"{lane.rank}  {shortened(printable(lane.host), 10)}", "end")
+        svg.text(
+            _LEFT - 8,
+            y + _LANE / 2 + 4,
+            shortened(f"{lane.rank}  {printable(lane.host)}", int((_LEFT - 12) / LETTER)),
+            "end",
+        )
         for number, start, end in lane.steps:
             x, width = axis.at(start - origin), axis.at(end - origin) - axis.at(start - origin)
             svg.rect(

@@ -12,6 +12,7 @@ from hpctk.stats.report.figure_matrix import matrix
 from hpctk.stats.report.figure_sizes import sizes
 from hpctk.stats.report.figure_timeline import timeline
 from hpctk.stats.report.lines import Line, chart
+from hpctk.stats.report.matrix import MOST as FIELDS
 from hpctk.stats.report.numbers import bytes_text, count, seconds_text
 from hpctk.stats.report.timeline import Lane
 
@@ -90,7 +91,8 @@ FIGURES = (
     ),
     Figure(
         "Who sends to whom",
-        "Shades are logarithmic. Bytes that only the library knows are not in it.",
+        f"Shades are logarithmic; of more than {FIELDS} ranks, neighbours share a field. Bytes that only the library "
+        "knows are not in it.",
         "Nothing that is counted went from rank to rank.",
         lambda material: matrix(material.account),
         shape="tall",

@@ -51,7 +51,7 @@ def sentences(texts: Sequence[str], mark: str = "") -> str:
     """Return sentences, each on lines of its own, wrapped; `mark` before each."""
     return "\n".join(
         textwrap.fill(
-            text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_long_words=True
+            text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_on_hyphens=False
         )
         for text in texts
     )
@@ -61,7 +61,13 @@ def facts(pairs: Sequence[tuple[str, str]]) -> str:
     """Return names and values, one below the other; long values are wrapped under themselves."""
     width = max(len(name) for name, _ in pairs) + 2
     return "\n".join(
-        textwrap.fill(value, WIDTH, initial_indent=name.ljust(width), subsequent_indent=" " * width)
+        textwrap.fill(
+            value,
+            WIDTH,
+            initial_indent=name.ljust(width),
+            subsequent_indent=" " * width,
+            break_on_hyphens=False,
+        )
         for name, value in pairs
         if value
     )

@@ -108,7 +108,8 @@ def _cell(column: Column, row: dict[str, Any]) -> str:
 
 
 def _paragraphs(texts: Sequence[str]) -> str:
-    return "".join(f"<p>{escaped(text)}</p>" for text in texts)
+    # A share is not parted from its sign at the end of a line.
+    return "".join(f"<p>{escaped(text).replace(' %', '&nbsp;%')}</p>" for text in texts)
 
 
 def _said(findings: Sequence[str]) -> str:

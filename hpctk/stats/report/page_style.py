@@ -38,6 +38,7 @@ p { margin: 0 0 6px; }
 .scroll { overflow-x: auto; }
 .card svg { display: block; width: 100%; height: auto; margin: 4px 0; }
 .card:not(.wide):not(.tall) svg { max-width: 520px; margin: 4px auto; }
+.narrow { display: none; }
 .empty-figure { color: var(--soft); padding: 28px 0; text-align: center; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 13px; margin: 2px 0 6px; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 5px;
@@ -77,7 +78,8 @@ i.second { background: var(--second); }
   main { padding: 14px 10px 32px; } h1 { font-size: 18px; }
   .figures { grid-template-columns: minmax(0, 1fr); gap: 12px; }
   .three { grid-template-columns: minmax(0, 1fr); } .three .t { font-size: 12px; } .tall { grid-row: auto; }
-  .card { padding: 10px; } .wide .scroll svg { min-width: 640px; }
+  .card { padding: 10px; } .wide .scroll > svg { min-width: 640px; }
+  .broad { display: none; } .narrow { display: block; }
   .tiles { grid-template-columns: repeat(2, minmax(0, 1fr)); }
 }
 @media print { #runs th { min-width: 9ch; }

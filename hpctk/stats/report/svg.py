@@ -7,6 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+#: The width of a letter at the size that drawings have, in the widest font that a browser may take.
+LETTER = 7.6
+
 
 def escaped(text: object) -> str:
     """Return a text that is only text in HTML, in attributes too."""
@@ -131,10 +134,11 @@ def frame(svg: Svg, x: Axis, y: Axis, x_text: Callable[[float], str], y_text: Ca
     drawn = -math.inf
     for value in x.ticks(5):
         label, place = x_text(value), x.at(value)
-        # Letters are about 6 wide; a number that would touch the one before is left out.
-        if place - 3.2 * len(label) > drawn:
+        reach = LETTER / 2 * len(label)
+        # A number that would touch the one before is left out.
+        if place - reach > drawn:
             svg.line(place, y.start, place, y.start + 4, "axis")
             # Nor may the last one leave the drawing.
-            svg.text(min(place, svg.width - 3.6 * len(label)), y.start + 17, label, "middle")
-            drawn = place + 3.2 * len(label) + 4
+            svg.text(min(place, svg.width - reach), y.start + 17, label, "middle")
+            drawn = place + reach
     svg.line(x.start, y.start, x.end, y.start, "axis")

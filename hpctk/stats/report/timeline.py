@@ -12,7 +12,7 @@ from hpctk.stats.aligned import shifts
 from hpctk.stats.read import RankStats, RecordingStats, RunStats
 
 #: Lanes, steps, and calls in a lane.
-RANKS, STEPS, CALLS = 12, 4, 400
+RANKS, STEPS, CALLS = 12, 4, 150
 _COLUMNS = ("start_s", "end_s", "operation", "schedule", "tensor", "waiting_s", "sent_bytes")
 
 
