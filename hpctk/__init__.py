@@ -12,6 +12,7 @@ from hpctk._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from hpctk import ddp as ddp
+    from hpctk import stats as stats
     from hpctk.checkpoint import Checkpoints as Checkpoints
     from hpctk.checkpoint import Stopped as Stopped
     from hpctk.checkpoint import load_checkpoint as load_checkpoint
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from hpctk.methods.saef import SAEF as SAEF
     from hpctk.methods.sasg import SASG as SASG
     from hpctk.optimizer import DistributedOptimizer as DistributedOptimizer
+    from hpctk.stats.recording import StatsSettings as StatsSettings
 
 #: Public name: the module it lives in.
 _HOMES = {
@@ -68,6 +70,7 @@ _HOMES = {
     "load_checkpoint": "checkpoint",
     "save_checkpoint": "checkpoint",
     "DistributedOptimizer": "optimizer",
+    "StatsSettings": "stats.recording",
     "AdaCons": "methods.adacons",
     "CELGC": "methods.celgc",
     "LocalSGD": "methods.local_sgd",
@@ -88,7 +91,7 @@ _HOMES = {
 }
 
 #: Other ways in, each a module of its own.
-_MODULES = ("ddp", "horovod")
+_MODULES = ("ddp", "horovod", "stats")
 
 __all__ = ["__version__", *_HOMES, *_MODULES]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from hpctk.errors import MismatchError, PeerError
 
 T = TypeVar("T")
 Items = Sequence[tuple[str, object]]
+#: Hears what the ranks told each other: what it was, for which operation, how many bytes, since when.
+Listener = Callable[[str, str, int, float], None]
 
 
 class Agreement(ABC):
@@ -25,17 +28,35 @@ class Agreement(ABC):
 
     rank: int
     size: int
+    #: Told of every agreement, when it is made.
+    listeners: Sequence[Listener] = ()
 
     @abstractmethod
+    def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
+        """Do what `minimum` does."""
+
+    @abstractmethod
+    def _broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
+        """Do what `broadcast_bytes` does."""
+
     def minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` (64 bits, signed) at each position.
 
         Collective over the communicator.
         """
+        began = time.perf_counter()
+        least = self._minimum(values, operation)
+        for listen in self.listeners:
+            listen("flags", operation, 8 * len(values), began)
+        return least
 
-    @abstractmethod
     def broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
         """Return root's `data` on every rank. Collective over the communicator."""
+        began = time.perf_counter()
+        text = self._broadcast_bytes(data, root, operation)
+        for listen in self.listeners:
+            listen("broadcast", operation, len(text) if self.rank == root else 0, began)
+        return text
 
     def agree(self, what: str, items: Items) -> None:
         """Raise MismatchError, the same on every rank, unless all ranks pass the same items.

@@ -13,7 +13,6 @@ elsewhere all are exchanged when the last one is there.
 
 from __future__ import annotations
 
-from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -24,16 +23,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpctk import handshake, optimizer
 from hpctk.collectives import auto
-from hpctk.collectives.engine import counted, engine_of
+from hpctk.collectives.engine import engine_of
 from hpctk.compressors import finite
 from hpctk.driver import Driver
 from hpctk.errors import HpctkError, SettingError
-from hpctk.methods.earlier import Earlier
 from hpctk.methods.gradient_run import BucketRun, GradientRun
 from hpctk.methods.mean import Mean
 from hpctk.methods.method import Method
 from hpctk.methods.replica import Council, Replica
-from hpctk.stats.tally import Stats, Tally
+from hpctk.participant import Participant
+from hpctk.stats.recording import StatsSettings
+from hpctk.tally import StatsLike, Tally, wanted
 from hpctk.world import World, world
 
 
@@ -70,6 +70,7 @@ def attach(
     method: Method,
     *,
     schedule: str = "auto",
+    stats: StatsLike = None,
     on_bad_gradient: str = "raise",
 ) -> Attached:
     """Let a gradient method exchange the gradients of a DistributedDataParallel model.
@@ -83,6 +84,8 @@ def attach(
         Mean, with any compressor, or AdaCons.
     schedule : str
         Of dense all-reduces: a name that `hpctk schedule list` shows, "torch" or "auto".
+    stats : path or StatsSettings, optional
+        A folder in which every rank writes what it sends; HPCTK_STATS where not given.
     on_bad_gradient : {"raise", "skip"}
         What all ranks do when a gradient is NaN or infinite on one of them. In both cases every parameter's `.grad`
         is None after backward, so that a step changes nothing; "raise" raises the same error from backward() on all.
@@ -96,7 +99,8 @@ def attach(
     with here.shared_errors("hpctk.ddp.attach"):
         _check(ddp_model, method, on_bad_gradient)
         auto.check(here, "allreduce", schedule)
-    attached = Attached(here, ddp_model, method, schedule, on_bad_gradient)
+        recorded = wanted(stats)
+    attached = Attached(here, ddp_model, method, schedule, on_bad_gradient, recorded)
     try:
         ddp_model.register_comm_hook(attached, lambda state, bucket: state.arrived(bucket))
     except RuntimeError as error:
@@ -115,7 +119,7 @@ class Bucket:
     started: Any = None
 
 
-class Attached:
+class Attached(Participant):
     """A gradient method at work on a DistributedDataParallel model. Made by `attach`."""
 
     def __init__(
@@ -125,11 +129,12 @@ class Attached:
         method: Method,
         schedule: str,
         on_bad_gradient: str,
+        stats: StatsSettings | None,
     ) -> None:
         named = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
         shapes = [(name, f"{p.dtype} {tuple(p.shape)}") for name, p in named.items()]
-        settings = [("schedule", schedule), ("on_bad_gradient", on_bad_gradient), *method.settings().items()]
-        here.agree("hpctk.ddp.attach", [*settings, *shapes])
+        settings = [("schedule", schedule), ("on_bad_gradient", on_bad_gradient), ("stats", stats)]
+        here.agree("hpctk.ddp.attach", [*settings, *method.settings().items(), *shapes])
         # Never steps: whoever uses DDP has an optimizer of their own.
         no_base = torch.optim.SGD(named.values(), lr=0.0)
         self._replica = Replica(
@@ -140,9 +145,13 @@ class Attached:
             schedule=schedule,
             on_bad_gradient=on_bad_gradient,
         )
-        run = method.begin(self._replica)
+        self._tally = Tally(self._replica, method, stats)
+        with self._tally.counting():
+            run = method.begin(self._replica)
         assert isinstance(run, GradientRun)
-        self.method, self._run = method, run
+        self.method = method
+        self._run: GradientRun = run
+        self._loss: Any = None
         self._parts = run if isinstance(run, BucketRun) and run.by_buckets else None
         self._engine = engine_of(here)
         self._driver = Driver(self._engine)
@@ -151,25 +160,11 @@ class Attached:
         self._zeros_are_absent = ddp_model.find_unused_parameters or ddp_model.static_graph
         self._lanes: list[int] = []
         self._buckets: list[Bucket] = []
-        self._tally = Tally()
+        self._tally.begin()
 
-    @property
-    def world(self) -> World:
-        """The ranks that train together."""
-        return self._replica.world
-
-    @property
-    def stats(self) -> Stats:
-        """What was exchanged on this rank so far."""
-        return self._tally.stats(self._run.counts.copy())
-
-    def load_stats(self, stats: Stats) -> None:
-        """Go on counting from what an earlier run had counted on this rank."""
-        self._tally.load(stats)
-        self._run.counts = Counter(stats.counts)
-
-    def begin(self) -> None:
-        """Do nothing: the method was begun by `attach`. For checkpoints."""
+    def note_loss(self, loss: Any) -> None:
+        """Say, before backward, what the loss is; for the statistics."""
+        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
 
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where backward has not ended, so that `what` would leave the ranks apart."""
@@ -182,18 +177,6 @@ class Attached:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-
-    def local_state_dict(self) -> dict[str, Any]:
-        """Return what this rank alone knows, such as residuals, by parameter names of the bare model; not copies."""
-        return self._run.local_state()
-
-    def load_local_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `local_state_dict` returned on this rank, here or in a DistributedOptimizer."""
-        self._run.load_local_state(state)
-
-    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
-        """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
-        return self._run.resized_state(earlier)
 
     def arrived(self, bucket: Any) -> Any:
         """Take a bucket (dist.GradBucket) and return the future of its exchange. Collective over the group."""
@@ -208,16 +191,19 @@ class Attached:
         taken = Bucket(buffer, gradients, future)
         self._buckets.append(taken)
         if self._parts is not None:
-            with self._driver.lock, counted(self._replica.world, self._tally.counter):
+            with self._driver.lock, self._tally.counting():
                 sent = {name: _finite(gradient) for name, gradient in gradients.items()}
                 # DDP hands over the same buckets in the same order on all ranks.
-                taken.started = self._parts.start_bucket(self._lane(bucket.index()), sent, in_order=True)
+                with self._engine.span(f"bucket {bucket.index()}"):
+                    taken.started = self._parts.start_bucket(self._lane(bucket.index()), sent, in_order=True)
             if not bucket.is_last():
                 self._driver.start()
         if bucket.is_last():
             self._driver.stop()
-            with counted(self._replica.world, self._tally.counter):
+            with self._tally.counting():
                 self._finish()
+            self._tally.end_step(self._run.counts, self._loss)
+            self._loss = None
         return future
 
     def _lane(self, index: int) -> int:
@@ -236,7 +222,6 @@ class Attached:
             self._take_over(self._results(self._parts, set(has), council), council)
         elif has and council.bad is None:
             self._run.exchange_in_place({name: gradients[name] for name in has})
-        self._tally.steps += 1
         for bucket in self._buckets:
             if bucket.buffer.is_cuda:
                 torch.cuda.current_stream(bucket.buffer.device).synchronize()

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpctk.errors import SettingError
 
@@ -14,6 +15,9 @@ VARIABLES = {
     "HPCTK_TIMEOUT_S": "seconds a rank waits for its peers before it gives up [600]",
     "HPCTK_GPU_AWARE": "1: MPI takes device memory, 0: stage through the host [asked from MPI]",
     "HPCTK_CALIBRATION": "the file `hpctk calibrate` writes, for schedule='auto' [~/.config/hpctk/calibration.json]",
+    "HPCTK_STATS": "a folder: write statistics of every rank there [none; hpctk train --run has its own]",
+    "HPCTK_STATS_EVENTS": "the most rows of calls, and of steps, in a rank's statistics; 0: sums alone [200000]",
+    "HPCTK_STATS_FLUSH_S": "seconds after which statistics files are brought up to date [5]",
     "HPCTK_PROGRESS": "bar: one line rewritten, lines: a line every 10 s, none [bar on a terminal, else lines]",
     "HPCTK_VENV": "the virtual environment of the scripts in launch/ [.venv]",
     "HPCTK_CLUSTER_NAME": "set by launch/cluster: the name of the emulated cluster",
@@ -59,10 +63,34 @@ def gpu_aware(environ: Mapping[str, str] = os.environ) -> bool | None:
     return text == "1"
 
 
+def stats_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return where HPCTK_STATS wants statistics, None where it is not set."""
+    text = environ.get("HPCTK_STATS", "")
+    return Path(text) if text else None
+
+
+def stats_settings(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the settings of statistics that the environment gives, by name."""
+    found: dict[str, Any] = {}
+    events, flush_s = environ.get("HPCTK_STATS_EVENTS", ""), environ.get("HPCTK_STATS_FLUSH_S", "")
+    if events:
+        if not events.isdecimal():
+            raise SettingError(f"HPCTK_STATS_EVENTS={events!r}: need a number of rows, 0 for sums alone")
+        found["events"] = int(events)
+    if flush_s:
+        try:
+            found["flush_s"] = float(flush_s)
+        except ValueError:
+            found["flush_s"] = math.nan
+        if not 0 <= found["flush_s"] < math.inf:
+            raise SettingError(f"HPCTK_STATS_FLUSH_S={flush_s!r}: need a number of seconds, such as 5")
+    return found
+
+
 def complaints(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return what is wrong with the values of HPCTK_* variables, a sentence each."""
     found = []
-    for read in (timeout_s, gpu_aware, progress):
+    for read in (timeout_s, gpu_aware, progress, stats_settings):
         try:
             read(environ)
         except SettingError as error:

@@ -87,14 +87,14 @@ class MpiWorld(World):
         """Return what to do between two looks at requests that are polled elsewhere."""
         return self._roll_call.vigil(operation)
 
-    def minimum(self, values: Sequence[int], operation: str) -> list[int]:
+    def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
         least = np.array(values, np.int64)
         request = self.control.Iallreduce(MPI.IN_PLACE, [least, MPI.INT64_T], MPI.MIN)
         self.wait([request], operation)
         return [int(value) for value in least]
 
-    def broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
+    def _broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
         """Return root's `data` on every rank. Collective over the communicator."""
         length = np.array([len(data)], np.int64)
         self.wait([self.control.Ibcast([length, MPI.INT64_T], root)], operation, [root])

@@ -10,7 +10,6 @@ What counts is `.grad` when step() is called, however it got there.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,22 +19,21 @@ import torch
 from hpctk import handshake
 from hpctk.collectives import auto
 from hpctk.collectives.broadcast import broadcast_in_place
-from hpctk.collectives.engine import counted
 from hpctk.errors import HpctkError, SettingError
-from hpctk.methods.earlier import Earlier
 from hpctk.methods.evaluation import consensus_model
 from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
 from hpctk.overlap import Overlap, overlapping, release
-from hpctk.stats.tally import Stats, Tally
-from hpctk.world import World, world
+from hpctk.participant import Participant
+from hpctk.tally import StatsLike, Tally, wanted
+from hpctk.world import world
 
 if TYPE_CHECKING:
     from hpctk.world import Comm
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(Participant, torch.optim.Optimizer):
     """An optimizer whose steps are shared by all ranks of a communicator.
 
     Collective over the communicator: making one, `step`, `synchronize`, `consensus` and leaving `join`.
@@ -60,6 +58,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Start communication during backward, bucket by bucket; for gradient methods.
     comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
+    stats : path or StatsSettings, optional
+        A folder in which every rank writes what it sends; HPCTK_STATS where not given. See docs/hdf5-format.md.
     on_bad_gradient : {"raise", "skip"}
         What all ranks do when a gradient is NaN or infinite on one of them.
     """
@@ -74,6 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         schedule: str = "auto",
         overlap: bool = False,
         comm: Comm | None = None,
+        stats: StatsLike = None,
         on_bad_gradient: str = "raise",
     ) -> None:
         here = world(comm)
@@ -86,6 +87,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             names = handshake.names(optimizer, model, named_parameters)
             Overlap.check(method, overlap)
             auto.check(here, "allreduce", schedule)
+            recorded = wanted(stats)
         self._base = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.method = method
@@ -93,22 +95,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # Parameters that nobody optimizes are part of the model, too.
         parameters = names if model is None else dict(model.named_parameters())
         settings = [("schedule", schedule), ("overlap", overlap), ("on_bad_gradient", on_bad_gradient)]
+        settings.append(("stats", recorded))
         here.agree(
             "DistributedOptimizer",
             [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)],
         )
-        broadcast_in_place(here, [tensor.detach() for tensor in (*parameters.values(), *buffers.values())])
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
         frozen = {name: parameter for name, parameter in names.items() if name not in trained}
         self._replica = Replica(
             here, optimizer, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient
         )
-        self._tally = Tally()
+        self._tally = Tally(self._replica, method, recorded)
         self._joining = False
         release(trained.values())
-        with self._counting():
+        with self._tally.preparing():
+            broadcast_in_place(here, [x.detach() for x in (*parameters.values(), *buffers.values())])
+        with self._tally.counting():
             self._run = method.begin(self._replica)
-        self._overlap = overlapping(self._run, self._counting) if overlap else None
+        self._overlap = overlapping(self._run, self._tally.counting) if overlap else None
+        self._tally.begin()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -132,21 +137,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._base.state = state
 
     @property
-    def world(self) -> World:
-        """The ranks that train together."""
-        return self._replica.world
-
-    @property
-    def stats(self) -> Stats:
-        """What this optimizer has done on this rank so far."""
-        return self._tally.stats(self._run.counts.copy())
-
-    def load_stats(self, stats: Stats) -> None:
-        """Go on counting from what an earlier run had counted on this rank."""
-        self._tally.load(stats)
-        self._run.counts = Counter(stats.counts)
-
-    @property
     def finished(self) -> bool:
         """Whether a time budget has run out; the same on all ranks."""
         return self._run.finished
@@ -164,9 +154,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The loss of this step, for methods that ask for it (LSGD) where there is no closure.
         """
         self._check_groups()
-        with self._counting():
+        with self._tally.counting():
             value = self._run.step(closure, loss)
-        self._tally.steps += 1
+        self._tally.end_step(self._run.counts, value if loss is None else loss)
         return value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -175,9 +165,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         if isinstance(self._run, GradientRun):
             self._run.forget()
-
-    def begin(self) -> None:
-        """Do nothing: the method was begun when the optimizer was made. For checkpoints."""
 
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where gradients are under way, so that `what` would leave the ranks apart."""
@@ -191,7 +178,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if not isinstance(self._run, GradientRun):
             raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
-        with self._counting():
+        with self._tally.counting():
             self._run.ahead()
 
     @contextmanager
@@ -214,7 +201,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise HpctkError(
                 "consensus() inside join(): ranks that have run out of data would not come. Evaluate after the block."
             )
-        with consensus_model(self._run, self._counting):
+        with consensus_model(self._run, self._tally.counting):
             yield
 
     @contextmanager
@@ -231,25 +218,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             yield
         finally:
             self._joining = False
-        with self._counting():
+        with self._tally.counting():
             idle = self._run.idle if self._overlap is None else self._overlap.idle
             while idle():
-                self._tally.steps += 1
+                self._tally.end_step(self._run.counts)
             leader, self._replica.leader = self._replica.leader, None
             if leader is not None and isinstance(self._run, GradientRun):
                 self._replica.follow(leader)
-
-    def local_state_dict(self) -> dict[str, Any]:
-        """Return what this rank alone knows, such as residuals; not copies. See state_dict for the rest."""
-        return self._run.local_state()
-
-    def load_local_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `local_state_dict` returned on this rank."""
-        self._run.load_local_state(state)
-
-    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
-        """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
-        return self._run.resized_state(earlier)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state and groups: what it would return without hpctk."""
@@ -274,11 +249,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "the base optimizer was given other parameters than those that all ranks have agreed on: make a new "
                 "DistributedOptimizer on every rank"
             )
-
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        with counted(self._replica.world, self._tally.counter):
-            yield
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"

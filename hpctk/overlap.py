@@ -109,8 +109,10 @@ class Overlap:
 
     def _start(self) -> None:
         """Start the next bucket. Collective over the communicator."""
-        gradients = {self._replica.names[i]: self._sent(i) for i in self._buckets[len(self._started)]}
-        self._started.append(self._run.start_bucket(self._lanes[len(self._started)], gradients))
+        number = len(self._started)
+        gradients = {self._replica.names[i]: self._sent(i) for i in self._buckets[number]}
+        with engine_of(self._replica.world).span(f"bucket {number}"):
+            self._started.append(self._run.start_bucket(self._lanes[number], gradients))
 
     def _sent(self, i: int) -> torch.Tensor:
         """Return the gradient to send: nothing for one that is bad; that it is, all ranks hear in step()."""

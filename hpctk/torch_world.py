@@ -96,7 +96,7 @@ class TorchWorld(World):
         """Return what moves bytes between these ranks."""
         return TorchTransport(self)
 
-    def minimum(self, values: Sequence[int], operation: str) -> list[int]:
+    def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
         least = torch.tensor(values, dtype=torch.int64)
         self._do(
@@ -104,7 +104,7 @@ class TorchWorld(World):
         )
         return [int(value) for value in least.tolist()]
 
-    def broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
+    def _broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
         """Return root's `data` on every rank. Collective over the communicator."""
         length = torch.tensor([len(data)])
         self._broadcast(length, root, operation)

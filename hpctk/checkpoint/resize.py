@@ -20,7 +20,7 @@ from hpctk import random_state
 from hpctk.checkpoint import training, tree
 from hpctk.checkpoint.training import Trainer
 from hpctk.methods.earlier import shares
-from hpctk.stats.tally import Stats
+from hpctk.tally import Stats
 
 #: Opens the file of an earlier rank.
 Opener = Callable[[int], AbstractContextManager[Any]]

@@ -23,7 +23,7 @@ from hpctk.collectives import auto
 from hpctk.errors import SettingError
 from hpctk.methods.earlier import Earlier
 from hpctk.methods.method import Method
-from hpctk.stats.tally import Stats
+from hpctk.tally import Stats
 from hpctk.world import World
 
 Tree = dict[str, Any]

@@ -91,7 +91,7 @@ def train(
     kept = None if own is None else finished(here, own, recipe.name, several=several)
     if kept is not None:
         return kept
-    job = Job(here, task, recipe, None if own is None else own.checkpoints)
+    job = Job(here, task, recipe, *((own.checkpoints, own.stats) if own is not None else ()))
     resumed = job.resume()
     bar = Progress(recipe.name + (", resumed" if resumed else ""))
     try:

@@ -79,12 +79,16 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
     """
     nbytes = _nbytes(tensor, dtype)
     if nbytes <= FEW_BYTES and schedule in (here.own.name, "auto"):
-        began = time.perf_counter()
         chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
+        began = time.perf_counter()
         if chosen == here.own.name and here.own.few(tensor, dtype, op):
-            _report(here, nbytes // dtype.itemsize, dtype, began)
+            call = _opened(here, nbytes // dtype.itemsize, dtype)
+            call.began_s = began
+            _report(here, call, time.perf_counter() - began)
             return tensor
-    return start_in_place(here, tensor, dtype, op, schedule).wait()
+    # One span, so that bringing the result home belongs to the call, too.
+    with engine_of(here).span():
+        return start_in_place(here, tensor, dtype, op, schedule).wait()
 
 
 def start_in_place(
@@ -102,28 +106,33 @@ def start_in_place(
     if chosen == here.own.name:
         chosen = "recursive_doubling" if nbytes <= FEW_BYTES else "ring"
     plan = auto.plan_for(here, "allreduce", nbytes, chosen)
-    flat = here.door.enter(tensor)
+    engine = engine_of(here)
+    with engine.span() as span:
+        with span.staging():
+            flat = here.door.enter(tensor)
 
-    def finish() -> Any:
-        here.door.leave(tensor, flat)
-        return tensor
+        def finish() -> Any:
+            with engine.staging():
+                here.door.leave(tensor, flat)
+            return tensor
 
-    parts = elements(flat, dtype, op, here.size)
-    segment_bytes = auto.machine(here).segment_bytes
-    return engine_of(here).handle(plan, parts, finish, segment_bytes=segment_bytes, lane=lane)
+        parts = elements(flat, dtype, op, here.size)
+        segment_bytes = auto.machine(here).segment_bytes
+        return engine.handle(plan, parts, finish, segment_bytes=segment_bytes, lane=lane)
 
 
 def _start_own(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
     flat = here.door.enter(tensor, stage=True)
     wide = _widen(flat) if dtype.widened else flat
-    began = time.perf_counter()
+    call = _opened(here, len(flat), dtype)
     reduction = here.own.start(wide, dtype, op)
     n = len(flat)
     name = f"{here.own.title} of {n} elements"
 
     def wait() -> Any:
+        began = time.perf_counter()
         reduction.wait(name)
-        _report(here, n, dtype, began)
+        _report(here, call, time.perf_counter() - began)
         result = wide / here.size if op == "mean" else wide
         if result is not flat:
             flat[...] = result.to(flat.dtype) if buffers.is_torch(result) else result
@@ -133,11 +142,16 @@ def _start_own(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
     return Handle(name, reduction.done, wait)
 
 
-def _report(here: World, n: int, dtype: Dtype, began: float) -> None:
-    seconds = time.perf_counter() - began
-    engine_of(here).report(
-        Call("allreduce", here.own.name, n, n * dtype.itemsize, None, None, 0, began, seconds)
-    )
+def _opened(here: World, n: int, dtype: Dtype) -> Call:
+    return engine_of(here).opened_array("allreduce", here.own.name, n, dtype.itemsize, own=n)
+
+
+def _report(here: World, call: Call, waiting_s: float) -> None:
+    """Tell of a call of the library's own, in which nobody can see more than how long it took."""
+    engine = engine_of(here)
+    call.waiting_s = waiting_s
+    engine.exposed_s += waiting_s
+    engine.report(call)
 
 
 def _choose(here: World, nbytes: int, dtype: Dtype, op: str) -> str:

@@ -77,7 +77,8 @@ def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int =
         itemsize = fused.element_size()
         plan = auto.plan_for(here, "broadcast", fused.numel() * itemsize, "auto", root)
         segment_bytes = auto.machine(here).segment_bytes
-        engine_of(here).run(plan, InPlace(flat, itemsize), segment_bytes=segment_bytes)
+        with engine_of(here).span(f"{len(alike)} tensors"):
+            engine_of(here).run(plan, InPlace(flat, itemsize), segment_bytes=segment_bytes)
         here.door.leave(fused, flat)
         for part, tensor in zip(parts, alike, strict=True):
             tensor.copy_(part)

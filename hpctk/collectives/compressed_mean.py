@@ -11,7 +11,8 @@ All tensors travel together, one collective for each way that packets combine:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,7 @@ from hpctk.compressors.residuals import Residuals
 from hpctk.compressors.top_k import TopK
 from hpctk.kernels.indices import index_dtype
 from hpctk.schedules import ring
+from hpctk.stats.span import Span
 from hpctk.world import World
 
 Tensors = Mapping[str, torch.Tensor]
@@ -65,41 +67,63 @@ def compressed_mean(
     spared = {name: tensor for name, tensor in tensors.items() if compressor.spares(name, tensor)}
     chosen = {name: tensor for name, tensor in tensors.items() if name not in spared}
     if spared:
-        dense_mean(here, list(spared.values()), schedule)
+        dense_mean(here, spared, schedule)
     if not chosen:
         return
-    if isinstance(compressor, PowerSGD):
-        _own(here, chosen, compressor, residuals, schedule)
-    elif isinstance(compressor, TopK):
-        _sparse(here, chosen, compressor, residuals)
-    elif compressor.combines == "summed":
-        _summed(here, chosen, compressor, residuals, schedule)
-    else:
-        _gathered(here, chosen, compressor, residuals)
-
-
-def dense_mean(here: World, tensors: list[torch.Tensor], schedule: str = "auto") -> None:
-    """Replace tensors by their mean over all ranks. Collective over the communicator. In place."""
-    _dense(here, tensors, "mean", schedule)
-
-
-def dense_sum(here: World, tensors: list[torch.Tensor], schedule: str = "auto") -> None:
-    """Replace tensors by their sum over all ranks. Collective over the communicator. In place."""
-    _dense(here, tensors, "sum", schedule)
-
-
-def _dense(here: World, tensors: list[torch.Tensor], op: str, schedule: str) -> None:
-    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.numel() * tensor.element_size() >= LARGE_BYTES and tensor.is_contiguous():
-            reduce_in_place(here, tensor.view(-1), buffers.dtype_of(tensor), op, schedule)
+    with engine_of(here).span(
+        label(chosen),
+        type(compressor).__name__,
+        elements=sum(tensor.numel() for tensor in chosen.values()),
+        dense_bytes=sum(tensor.numel() * tensor.element_size() for tensor in chosen.values()),
+    ) as span:
+        if isinstance(compressor, PowerSGD):
+            _own(here, chosen, compressor, residuals, schedule, span)
+        elif isinstance(compressor, TopK):
+            _sparse(here, chosen, compressor, residuals, span)
+        elif compressor.combines == "summed":
+            _summed(here, chosen, compressor, residuals, schedule, span)
         else:
-            by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    for alike in by_dtype.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=_room(here, alike))
-        reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
-        parts = flat.split([tensor.numel() for tensor in alike])
-        torch._foreach_copy_(alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)])
+            _gathered(here, chosen, compressor, residuals, span)
+
+
+def label(names: Collection[str], what: str = "tensors") -> str:
+    """Return what statistics call some tensors that travel together."""
+    return next(iter(names)) if len(names) == 1 else f"{len(names)} {what}"
+
+
+def dense_mean(here: World, tensors: Tensors, schedule: str = "auto", what: str = "tensors") -> None:
+    """Replace tensors by their mean over all ranks. Collective over the communicator. In place.
+
+    `what` they are, in the plural: for the statistics.
+    """
+    _dense(here, tensors, "mean", schedule, what)
+
+
+def dense_sum(here: World, tensors: Tensors, schedule: str = "auto", what: str = "tensors") -> None:
+    """Replace tensors by their sum over all ranks; as `dense_mean`. Collective over the communicator. In place."""
+    _dense(here, tensors, "sum", schedule, what)
+
+
+def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> None:
+    by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+    engine = engine_of(here)
+    for name, tensor in tensors.items():
+        if tensor.numel() * tensor.element_size() >= LARGE_BYTES and tensor.is_contiguous():
+            with engine.span(name):
+                reduce_in_place(here, tensor.view(-1), buffers.dtype_of(tensor), op, schedule)
+        else:
+            by_dtype.setdefault(tensor.dtype, {})[name] = tensor
+    for named in by_dtype.values():
+        alike = list(named.values())
+        with engine.span(label(named, what)) as span:
+            with span.staging():
+                flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=_room(here, alike))
+            reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
+            parts = flat.split([tensor.numel() for tensor in alike])
+            with span.staging():
+                torch._foreach_copy_(
+                    alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)]
+                )
 
 
 def _room(here: World, alike: list[torch.Tensor]) -> torch.Tensor:
@@ -136,54 +160,62 @@ def _check_sums(here: World, tensors: Tensors, residuals: Residuals | None) -> N
 
 
 def _packets(
-    here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None
+    here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None, span: Span
 ) -> dict[str, Packet]:
     _check_sums(here, tensors, residuals)
-    if residuals is None:
-        return {name: compressor.compress(tensor, name) for name, tensor in tensors.items()}
-    return {name: residuals.feed(compressor, name, tensor) for name, tensor in tensors.items()}
+    with span.compressing():
+        if residuals is None:
+            return {name: compressor.compress(tensor, name) for name, tensor in tensors.items()}
+        return {name: residuals.feed(compressor, name, tensor) for name, tensor in tensors.items()}
 
 
 def _summed(
-    here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None, schedule: str
+    here: World,
+    tensors: Tensors,
+    compressor: Compressor,
+    residuals: Residuals | None,
+    schedule: str,
+    span: Span,
 ) -> None:
-    packets = _packets(here, tensors, compressor, residuals)
-    dense_mean(here, [packet.data for packet in packets.values()], schedule)
-    for name, tensor in tensors.items():
-        tensor.copy_(compressor.decompress(packets[name]))
+    packets = _packets(here, tensors, compressor, residuals, span)
+    dense_mean(here, {name: packet.data for name, packet in packets.items()}, schedule)
+    with span.decompressing():
+        for name, tensor in tensors.items():
+            tensor.copy_(compressor.decompress(packets[name]))
 
 
-def _gathered(here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None) -> None:
-    packets = _packets(here, tensors, compressor, residuals)
+def _gathered(
+    here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None, span: Span
+) -> None:
+    packets = _packets(here, tensors, compressor, residuals, span)
     mine = torch.cat([packet.data for packet in packets.values()]).cpu().numpy()
     edges = np.cumsum([0, *(packet.nbytes for packet in packets.values())])
-    elements = sum(tensor.numel() for tensor in tensors.values())
-    dense_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    messages = gather_messages(
-        here, ring.allgather(here.size), mine, elements=elements, dense_bytes=dense_bytes
-    )
-    for tensor in tensors.values():
-        tensor.zero_()
-    for data in messages:
-        for (lo, hi), (name, tensor) in zip(pairwise(edges), tensors.items(), strict=True):
-            part = torch.from_numpy(data[lo:hi]).to(tensor.device)
-            tensor += compressor.decompress(replace(packets[name], data=part))
-    for tensor in tensors.values():
-        tensor /= here.size
+    messages = gather_messages(here, ring.allgather(here.size), mine)
+    with span.decompressing():
+        for tensor in tensors.values():
+            tensor.zero_()
+        for data in messages:
+            for (lo, hi), (name, tensor) in zip(pairwise(edges), tensors.items(), strict=True):
+                part = torch.from_numpy(data[lo:hi]).to(tensor.device)
+                tensor += compressor.decompress(replace(packets[name], data=part))
+        for tensor in tensors.values():
+            tensor /= here.size
 
 
-def _sparse(here: World, tensors: Tensors, compressor: TopK, residuals: Residuals | None) -> None:
+def _sparse(here: World, tensors: Tensors, compressor: TopK, residuals: Residuals | None, span: Span) -> None:
     edges = np.cumsum([0, *(tensor.numel() for tensor in tensors.values())])
     n = int(edges[-1])
     _check_sums(here, tensors, residuals)
-    indices, values = selected(tensors, compressor, residuals, edges)
+    with span.compressing():
+        indices, values = selected(tensors, compressor, residuals, edges)
     keep = sum(compressor.k(tensor.numel()) for tensor in tensors.values()) if compressor.keep else None
     found, total, dropped = reduce_pairs(here, indices, values, n, keep)
-    total /= here.size
-    _write(tensors, edges, found, total)
-    if residuals is not None and dropped.any():
-        kept_back = [residuals.of(name, tensor) for name, tensor in tensors.items()]
-        _put(kept_back, edges, indices[dropped], values[dropped])
+    with span.decompressing():
+        total /= here.size
+        _write(tensors, edges, found, total)
+        if residuals is not None and dropped.any():
+            kept_back = [residuals.of(name, tensor) for name, tensor in tensors.items()]
+            _put(kept_back, edges, indices[dropped], values[dropped])
 
 
 def selected(tensors: Tensors, compressor: TopK, residuals: Residuals | None, edges: Any) -> tuple[Any, Any]:
@@ -227,14 +259,29 @@ def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any) -> 
 
 
 def _own(
-    here: World, tensors: Tensors, compressor: PowerSGD, residuals: Residuals | None, schedule: str
+    here: World,
+    tensors: Tensors,
+    compressor: PowerSGD,
+    residuals: Residuals | None,
+    schedule: str,
+    span: Span,
 ) -> None:
     _check_sums(here, tensors, residuals)
     inputs = {name: tensor.clone() for name, tensor in tensors.items()}
     if residuals is not None:
         kept = {name: residuals.of(name, tensor) for name, tensor in tensors.items()}
         torch._foreach_add_(list(inputs.values()), list(kept.values()))
-    means = compressor.aggregate(inputs, lambda flat: _mean(here, flat, schedule))
+    began, exchanging = time.perf_counter(), 0.0
+
+    def exchanged(flat: torch.Tensor) -> torch.Tensor:
+        nonlocal exchanging
+        start = time.perf_counter()
+        mean = _mean(here, flat, schedule)
+        exchanging += time.perf_counter() - start
+        return mean
+
+    means = compressor.aggregate(inputs, exchanged)
+    span.spent("compressing_s", time.perf_counter() - began - exchanging)
     # Only now: an aggregate that refuses must leave the residuals as they were.
     for name, tensor in tensors.items():
         tensor.copy_(means[name])

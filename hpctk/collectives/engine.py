@@ -7,8 +7,8 @@ runs in different orders. They must start them in the same order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ from hpctk.collectives.elements import Elements
 from hpctk.collectives.handle import Handle
 from hpctk.collectives.parcel_run import ParcelRun, Parcels
 from hpctk.collectives.run import Kept, Run
-from hpctk.schedules.plan import Plan
+from hpctk.schedules.plan import Plan, bounds
 from hpctk.stats.recorder import Call, Counter, Recorder
+from hpctk.stats.span import Span, dense_sent
+from hpctk.stats.traffic import Traffic
 from hpctk.transport import Transport
 from hpctk.world import World
 
@@ -38,6 +40,15 @@ FLIGHT = 24
 Work = Run | ParcelRun
 
 
+class Entry:
+    """A run under way, and what is told of it when it is over."""
+
+    __slots__ = ("call", "recorders", "run", "span")
+
+    def __init__(self, run: Work, call: Call, recorders: list[Recorder], span: Span | None) -> None:
+        self.run, self.call, self.recorders, self.span = run, call, recorders, span
+
+
 class Engine:
     """Runs plans over a transport.
 
@@ -46,13 +57,18 @@ class Engine:
     transport : Transport
     recorder : Recorder, optional
         Told of every call, beside the engine's own `counter`.
+    own : str
+        What the library's own schedule is called.
     """
 
-    def __init__(self, transport: Transport, recorder: Recorder | None = None) -> None:
-        self.transport = transport
+    def __init__(self, transport: Transport, recorder: Recorder | None = None, own: str = "") -> None:
+        self.transport, self.own = transport, own
         self.counter = Counter()
         self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
-        self._running: list[tuple[Work, Call, list[Recorder]]] = []
+        #: Seconds that whoever called spent in communication instead of computing.
+        self.exposed_s = 0.0
+        self._span: Span | None = None
+        self._running: list[Entry] = []
         self._started = 0
         self._lanes: dict[int, Work] = {}
         self._workspaces: dict[str, Any] = {}
@@ -69,18 +85,24 @@ class Engine:
         flight: int = FLIGHT,
         kept: Kept | None = None,
         lane: int | None = None,
+        overhead: bool = False,
     ) -> Run:
         """Start running `plan` on `elements`, in place. Collective over the transport's ranks.
 
         All ranks start their runs in the same order, but for those with a `lane` that was reserved for them.
+        `overhead` says of a few numbers that they are not what the caller wants to have exchanged.
         """
         longest = min(segment_bytes, buffers.COUNT_LIMIT)
-        opening = _opening(plan, elements.n, elements.n * elements.itemsize)
-        tags = self._take_lane() if lane is None else self._reserved_tags(lane)
-        run = Run(self.transport, plan, elements, longest, tags, flight, kept)
-        self._running.append((run, opening, list(self.recorders)))
+        n = elements.n
+        lo, hi = bounds(n, plan.blocks, plan.held(self.transport.rank))
+        call = self.opened_array(plan.kind, plan.name, n, elements.itemsize, own=hi - lo, overhead=overhead)
+        tags = self._take_lane() if lane is None else self.tags(lane)
+        began = time.perf_counter()
+        run = Run(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
+        self._running.append(Entry(run, call, list(self.recorders), self._span))
         if lane is None:
             self._lanes[(self._started - 1) % LANES] = run
+        self.exposed_s += time.perf_counter() - began
         self._retire()
         return run
 
@@ -93,7 +115,7 @@ class Engine:
         self._reserved += count
         return range(first, first + count)
 
-    def _reserved_tags(self, lane: int) -> range:
+    def tags(self, lane: int) -> range:
         width = max(1, self._half // RESERVED)
         first = self._half + lane % RESERVED * width
         return range(first, first + width)
@@ -103,19 +125,19 @@ class Engine:
         plan: Plan,
         parcels: Parcels,
         *,
-        elements: int,
-        dense_bytes: int,
+        payload_bytes: int,
         segment_bytes: int = SEGMENT_BYTES,
         flight: int = FLIGHT,
     ) -> ParcelRun:
         """Run `plan` on blocks of any length to its end. Collective over the transport's ranks.
 
-        `elements` and `dense_bytes` say what travels in so few bytes; for the statistics.
+        `payload_bytes` are those that this rank contributes; what they stand for, a span says.
         """
         longest = min(segment_bytes, buffers.COUNT_LIMIT)
-        opening = _opening(plan, elements, dense_bytes)
-        run = ParcelRun(self.transport, plan, parcels, longest, self._take_lane(), flight)
-        self._running.append((run, opening, list(self.recorders)))
+        call = self.opened(plan.kind, plan.name, payload_bytes)
+        tags = self._take_lane()
+        run = ParcelRun(self.transport, plan, parcels, longest, tags, flight, self._traffic())
+        self._running.append(Entry(run, call, list(self.recorders), self._span))
         self._lanes[(self._started - 1) % LANES] = run
         self.complete(run, f"{plan.name} {plan.kind} of parcels")
         self._retire()
@@ -168,7 +190,7 @@ class Engine:
         """Let all runs make progress; return whether any did. With `wait` a single run may wait for a message."""
         # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
         alone = wait and len(self._running) == 1
-        moved = [run.progress(wait=alone) for run, *_ in self._running]
+        moved = [entry.run.progress(wait=alone) for entry in self._running]
         if any(moved):
             self._retire()
             return True
@@ -179,27 +201,38 @@ class Engine:
         if run.done:
             return
         vigil = self.transport.vigil(operation)
-        while not run.done:
-            if self.progress(wait=True):
-                vigil.progress()
-            else:
-                vigil.nap(run.peers)
+        began = before = time.perf_counter()
+        try:
+            while not run.done:
+                if self.progress(wait=True):
+                    vigil.progress()
+                    before = time.perf_counter()
+                else:
+                    vigil.nap(run.peers)
+                    now = time.perf_counter()
+                    run.waiting_s += now - before
+                    before = now
+        finally:
+            self.exposed_s += time.perf_counter() - began
 
     def _retire(self) -> None:
-        done = [entry for entry in self._running if entry[0].done]
+        done = [entry for entry in self._running if entry.run.done]
         if not done:
             return
-        self._running = [entry for entry in self._running if not entry[0].done]
+        self._running = [entry for entry in self._running if not entry.run.done]
         # A run that is over must not keep its tensor in memory.
         self._lanes = {lane: run for lane, run in self._lanes.items() if not run.done}
         now = time.perf_counter()
-        for run, opening, recorders in done:
-            call = Call(
-                opening.operation, opening.schedule, opening.elements, opening.dense_bytes,
-                run.sent_bytes, run.received_bytes, run.messages, opening.began_s, now - opening.began_s,
-            )  # fmt: skip
-            for recorder in recorders:
-                recorder.record(call)
+        for entry in done:
+            call, run = entry.call, entry.run
+            call.sent_bytes, call.received_bytes, call.messages = (
+                run.sent_bytes,
+                run.received_bytes,
+                run.messages,
+            )
+            call.seconds = now - call.began_s
+            call.waiting_s, call.combining_s = run.waiting_s, run.combining_s
+            _tell(call, entry.recorders, entry.span)
 
     def workspace(self, name: str, nbytes: int) -> Any:
         """Return memory that is kept for the next call under the same name: new pages cost more than adding."""
@@ -208,36 +241,104 @@ class Engine:
             kept = self._workspaces[name] = np.empty(nbytes, np.uint8)
         return kept[:nbytes]
 
+    @contextmanager
+    def span(
+        self, tensor: str = "", compressor: str = "", *, elements: int = 0, dense_bytes: int | None = None
+    ) -> Iterator[Span]:
+        """Say what the calls inside belong to; see Span. Local."""
+        span = self._span = Span(self._span, tensor, compressor, elements, dense_bytes)
+        try:
+            yield span
+        finally:
+            self._span = span.outer
+            for call, recorders in span.close():
+                _tell(call, recorders, span.outer)
+
+    @contextmanager
+    def staging(self) -> Iterator[None]:
+        """Let the seconds inside be told as staging, where a span is open."""
+        with self._span.staging() if self._span is not None else nullcontext():
+            yield
+
+    def opened(self, operation: str, schedule: str, payload_bytes: int, *, overhead: bool = False) -> Call:
+        """Return a call that begins now and carries so many bytes; whoever makes it reports it when it is over."""
+        call = Call(
+            operation=operation, schedule=schedule, payload_bytes=payload_bytes, began_s=time.perf_counter()
+        )
+        if self._span is not None:
+            self._span.open(call, self.transport.size, overhead=overhead)
+        return call
+
+    def opened_array(
+        self, kind: str, schedule: str, n: int, itemsize: int, *, own: int, overhead: bool = False
+    ) -> Call:
+        """Return a call that begins now, on an array of n elements of which this rank contributes `own`."""
+        size = self.transport.size
+        call = Call(
+            operation=kind, schedule=schedule, payload_bytes=own * itemsize, began_s=time.perf_counter()
+        )
+        if not overhead:
+            call.elements, call.dense_bytes = own, own * itemsize
+            call.dense_sent_bytes = dense_sent(kind, n * itemsize, size)
+        if self._span is not None:
+            self._span.open(call, size, overhead=overhead)
+        return call
+
     def report(self, call: Call) -> None:
-        """Tell the recorders of a call."""
-        for recorder in self.recorders:
-            recorder.record(call)
+        """Tell the recorders of a call that was `opened` and is over now."""
+        call.seconds = time.perf_counter() - call.began_s
+        _tell(call, list(self.recorders), self._span)
+
+    def heard(self, operation: str, why: str, nbytes: int, began_s: float) -> None:
+        """Tell those who want to know of the few bytes by which ranks agree in a step. The library moved them."""
+        now = time.perf_counter()
+        self.exposed_s += now - began_s
+        listening = [recorder for recorder in self.recorders if recorder.flags]
+        if listening:
+            call = Call(
+                operation=operation, schedule=self.own, tensor=why, payload_bytes=nbytes,
+                began_s=began_s, seconds=now - began_s, waiting_s=now - began_s,
+            )  # fmt: skip
+            _tell(call, listening, None)
+
+    def count(self, peer: int, sent_bytes: int, received_bytes: int) -> None:
+        """Count messages to and from a peer that did not go through a plan."""
+        for traffic in self._traffic():
+            traffic.sent(peer, sent_bytes)
+            traffic.received(peer, received_bytes)
+
+    def _traffic(self) -> Sequence[Traffic]:
+        return [recorder.traffic for recorder in self.recorders if recorder.traffic is not None]
 
 
-def _opening(plan: Plan, elements: int, dense_bytes: int) -> Call:
-    return Call(plan.kind, plan.name, elements, dense_bytes, None, None, 0, time.perf_counter(), 0.0)
+def _tell(call: Call, recorders: list[Recorder], span: Span | None) -> None:
+    """Report a call, or keep it while the span is open that it belongs to."""
+    if span is not None and span.is_open:
+        span.calls.append((call, recorders))
+        return
+    for recorder in recorders:
+        recorder.record(call)
 
 
 def engine_of(world: World) -> Engine:
     """Return the engine over a world's ranks, made at the first call."""
     engine: Engine | None = world.attached.get(Engine)
     if engine is None:
-        engine = world.attached[Engine] = Engine(world.transport())
+        engine = world.attached[Engine] = Engine(world.transport(), own=world.own.name)
+        world.listeners = [*world.listeners, engine.heard]
         # Ranks may wait for different things: whatever this one waits for, its runs go on.
         world.background.append(engine.progress)
     return engine
 
 
 @contextmanager
-def counted(world: World, counter: Counter) -> Iterator[None]:
-    """Let a counter, too, hear of the calls that are made inside. Local; may be nested."""
+def counted(world: World, *listeners: Recorder) -> Iterator[None]:
+    """Let recorders, too, hear of the calls that are made inside. Local; may be nested."""
     recorders = engine_of(world).recorders
     # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
-    if any(recorder is counter for recorder in recorders):
-        yield
-        return
-    recorders.append(counter)
+    new = [one for one in listeners if not any(recorder is one for recorder in recorders)]
+    recorders += new
     try:
         yield
     finally:
-        recorders[:] = [recorder for recorder in recorders if recorder is not counter]
+        recorders[:] = [recorder for recorder in recorders if not any(recorder is one for one in new)]

@@ -29,9 +29,7 @@ class Messages:
         raise AssertionError("an all-gather combines nothing")
 
 
-def gather_messages(
-    here: World, plan: Plan, message: Any, *, elements: int = 0, dense_bytes: int = 0
-) -> list[Any]:
+def gather_messages(here: World, plan: Plan, message: Any) -> list[Any]:
     """Return the messages of all ranks that send one by `plan`, in rank order.
 
     Collective over the communicator.
@@ -43,17 +41,15 @@ def gather_messages(
         Of an all-gather.
     message : uint8 array
         This rank's, of any length; not looked at where the plan has this rank send nothing.
-    elements, dense_bytes : int
-        What a message stands for; for the statistics.
     """
     messages = Messages(plan.blocks)
-    for block in plan.held(here.rank):
+    own = plan.held(here.rank)
+    for block in own:
         messages.data[block] = message
     engine_of(here).run_parcels(
         plan,
         messages,
-        elements=elements,
-        dense_bytes=dense_bytes,
+        payload_bytes=len(message) if own else 0,
         segment_bytes=auto.machine(here).segment_bytes,
     )
     return messages.data

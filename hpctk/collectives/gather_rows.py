@@ -22,5 +22,6 @@ def gather_rows(here: World, mine: Any) -> Any:
     everyone[here.rank] = mine
     segment_bytes = auto.machine(here).segment_bytes
     plan = rotation.allgather(here.size)
-    engine_of(here).run(plan, InPlace(everyone.reshape(-1), mine.itemsize), segment_bytes=segment_bytes)
+    flat = InPlace(everyone.reshape(-1), mine.itemsize)
+    engine_of(here).run(plan, flat, segment_bytes=segment_bytes, overhead=True)
     return everyone

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from hpctk.collectives.engine import engine_of
 from hpctk.collectives.gather_messages import gather_messages
 from hpctk.collectives.gather_rows import gather_rows
 from hpctk.schedules import lazy
 from hpctk.world import World
 
 
-def lazy_allgather(here: World, message: Any, *, elements: int = 0, dense_bytes: int = 0) -> dict[int, Any]:
+def lazy_allgather(here: World, message: Any) -> dict[int, Any]:
     """Return the messages of all ranks that gave one, by rank in ascending order.
 
     Collective over the communicator.
@@ -25,13 +26,14 @@ def lazy_allgather(here: World, message: Any, *, elements: int = 0, dense_bytes:
     here : World
     message : uint8 array or None
         What this rank has to say, of any length; None for nothing.
-    elements, dense_bytes : int
-        What the message stands for; for the statistics.
     """
     flags = gather_rows(here, np.array([message is not None], np.uint8))[:, 0]
     senders = [rank for rank, flag in enumerate(flags.tolist()) if flag]
     if not senders:
+        # Nothing was sent, and that is worth telling.
+        call = engine_of(here).opened("allgather", "lazy", 0)
+        call.sent_bytes = call.received_bytes = 0
+        engine_of(here).report(call)
         return {}
-    plan = lazy.allgather(here.size, senders)
-    messages = gather_messages(here, plan, message, elements=elements, dense_bytes=dense_bytes)
+    messages = gather_messages(here, lazy.allgather(here.size, senders), message)
     return dict(zip(senders, messages, strict=True))

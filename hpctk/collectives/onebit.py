@@ -26,6 +26,7 @@ from hpctk.collectives.gather_rows import gather_rows
 from hpctk.errors import TensorError
 from hpctk.kernels import bits
 from hpctk.schedules import bounds, ring, rotation
+from hpctk.stats.span import Span
 from hpctk.world import World
 
 
@@ -78,15 +79,25 @@ def onebit_allreduce(here: World, signs: Any, scale: float, n: int, server: Any)
             f"one-bit all-reduce of {n} elements needs {sign_bytes(n)} bytes of signs and a server residual of "
             f"{hi - lo} on rank {here.rank}, not {signs.size} and {server.size}"
         )
+    dense_bytes = n * server.itemsize
+    with engine_of(here).span(compressor="Sign", elements=n, dense_bytes=dense_bytes) as span:
+        return _reduced(here, signs, scale, n, server, span)
+
+
+def _reduced(here: World, signs: Any, scale: float, n: int, server: Any, span: Span) -> tuple[Any, float]:
+    lo, hi = shard_bounds(here, n)
     scales = gather_rows(here, np.array([scale], np.float64))[:, 0]
-    for rank, signs_of_rank in enumerate(_shard_signs(here, signs)):
-        bits.add_signs(signs_of_rank, hi - lo, float(scales[rank] / here.size), server)
+    everyone = _shard_signs(here, signs)
+    with span.decompressing():
+        for rank, signs_of_rank in enumerate(everyone):
+            bits.add_signs(signs_of_rank, hi - lo, float(scales[rank] / here.size), server)
     norms = gather_rows(here, np.array([np.abs(server).sum(dtype=np.float64)], np.float64))[:, 0]
     # In the elements' precision at once: every rank must subtract the same number.
     common = float(server.dtype.type(norms.sum() / n)) if n else 0.0
     byte_lo, byte_hi = bounds(sign_bytes(n), here.size, range(here.rank, here.rank + 1))
-    signs[byte_lo:byte_hi] = bits.pack_signs(server)
-    bits.add_signs(signs[byte_lo:byte_hi], hi - lo, -common, server)
+    with span.compressing():
+        signs[byte_lo:byte_hi] = bits.pack_signs(server)
+        bits.add_signs(signs[byte_lo:byte_hi], hi - lo, -common, server)
     segment_bytes = auto.machine(here).segment_bytes
     engine_of(here).run(ring.allgather(here.size), InPlace(signs, 1), segment_bytes=segment_bytes)
     return signs, common

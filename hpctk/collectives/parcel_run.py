@@ -11,8 +11,9 @@ received parcel is applied after the receives and the sends of its block before 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ import numpy as np
 from hpctk.collectives.run import ACTIONS, COMBINE, LOOK, SEND, Flight
 from hpctk.errors import PeerError
 from hpctk.schedules.plan import Plan
+from hpctk.stats.traffic import Traffic
 from hpctk.transport import Transport
 
 LENGTH_BYTES = 8
@@ -89,6 +91,10 @@ class ParcelRun:
         Tags of its own.
     flight : int
         Sends that may be under way at once.
+    traffic : sequence of Traffic
+        Where its messages are counted.
+
+    Attributes are those of `run.Run`.
     """
 
     def __init__(
@@ -99,6 +105,7 @@ class ParcelRun:
         segment_bytes: int,
         tags: range,
         flight: int,
+        traffic: Sequence[Traffic] = (),
     ) -> None:
         self._transport, self._parcels = transport, parcels
         self._segment_bytes, self._flight = segment_bytes, flight
@@ -109,7 +116,9 @@ class ParcelRun:
         self._ready: list[tuple[int, int, Piece]] = []
         self._pieces = 0
         self._sending, self._receiving = Flight(), Flight()
+        self._traffic = traffic
         self.sent_bytes = self.received_bytes = self.messages = 0
+        self.waiting_s = self.combining_s = 0.0
         self._look_ahead()
 
     @property
@@ -179,12 +188,16 @@ class ParcelRun:
             piece: Any = heappop(self._ready)[2]
             self.sent_bytes += len(piece.data)
             self.messages += 1
+            for traffic in self._traffic:
+                traffic.sent(piece.peer, len(piece.data))
             self._sending.add(piece, self._transport.isend(piece.data, piece.message.peer, piece.message.tag))
 
     def _receive(self, message: Message, data: Any, is_header: bool) -> None:
         message.pending += 1
         piece: Any = Piece(message, data, is_header)
         self.received_bytes += len(data)
+        for traffic in self._traffic:
+            traffic.received(message.peer, len(data))
         self._receiving.add(piece, self._transport.irecv(data, message.peer, message.tag))
 
     def _arrive(self, piece: Any) -> None:
@@ -224,8 +237,10 @@ class ParcelRun:
         message.finished = True
         if message.kind != SEND:
             act = self._parcels.combine if message.kind == COMBINE else self._parcels.store
+            began = time.perf_counter()
             for block, parcel in zip(message.blocks, message.parcels, strict=True):
                 act(block, parcel)
+            self.combining_s += time.perf_counter() - began
         message.parcels = []
 
 

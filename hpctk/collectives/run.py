@@ -16,15 +16,17 @@ neither side needs to post them in order.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import zip_longest
 from typing import Any, Protocol
 
 from hpctk.collectives.elements import Elements
 from hpctk.schedules.plan import Action, Plan, bounds
+from hpctk.stats.traffic import Traffic
 from hpctk.transport import Transport
 
 SEND, STORE, COMBINE, KEEP = range(4)
@@ -107,6 +109,14 @@ class Run:
         Sends that may be under way at once.
     kept : Kept, optional
         For plans that keep parts apart: where each sender's part goes.
+    traffic : sequence of Traffic
+        Where its messages are counted.
+
+    Attributes
+    ----------
+    sent_bytes, received_bytes, messages : int
+    waiting_s, combining_s : float
+        Seconds the caller waited for nothing but this; seconds spent on what came in.
     """
 
     def __init__(
@@ -118,6 +128,7 @@ class Run:
         tags: range,
         flight: int,
         kept: Kept | None = None,
+        traffic: Sequence[Traffic] = (),
     ) -> None:
         self._transport, self._plan, self._elements = transport, plan, elements
         self._kept: Any = kept
@@ -134,7 +145,9 @@ class Run:
         self._starved: deque[Segment] = deque()
         self._free: list[Any] = []
         self._scratches = self._scratch_bytes = 0
+        self._traffic = traffic
         self.sent_bytes = self.received_bytes = self.messages = 0
+        self.waiting_s = self.combining_s = 0.0
         self._look_ahead()
 
     @property
@@ -172,9 +185,12 @@ class Run:
     def _wait_for_first(self) -> list[Segment]:
         """Wait for the message that stands first in the plan: no other rank waits for a later one of ours."""
         flights = [flight for flight in (self._sending, self._receiving) if flight.segments]
-        return (
-            min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1, True) if flights else []
-        )
+        if not flights:
+            return []
+        began = time.perf_counter()
+        landed = min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1, True)
+        self.waiting_s += time.perf_counter() - began
+        return landed
 
     def _segments(self) -> Iterator[Segment]:
         """Yield this rank's segments in the plan's order.
@@ -239,6 +255,8 @@ class Run:
         else:
             data = self._kept.room(segment.peer, segment.lo, segment.hi)
         self.received_bytes += len(data)
+        for traffic in self._traffic:
+            traffic.received(segment.peer, len(data))
         self._fly(segment, self._transport.irecv(data, segment.peer, segment.tag))
 
     def _send_ready(self) -> None:
@@ -252,6 +270,8 @@ class Run:
             data = self._elements.outgoing(segment.lo, segment.hi)
             self.sent_bytes += len(data)
             self.messages += 1
+            for traffic in self._traffic:
+                traffic.sent(segment.peer, len(data))
             self._fly(segment, self._transport.isend(data, segment.peer, segment.tag))
 
     def _blocked(self, segment: Segment) -> bool:
@@ -297,7 +317,9 @@ class Run:
         segment.arrived = True
         if segment.kind == KEEP:
             self._unfinished -= 1
+            began = time.perf_counter()
             self._kept.arrived(segment.peer, segment.lo, segment.hi)
+            self.combining_s += time.perf_counter() - began
         elif segment.kind == COMBINE:
             self._settle(segment.cell)
         else:
@@ -324,7 +346,9 @@ class Run:
 
     def _combine(self, segment: Segment) -> None:
         received = segment.scratch[: (segment.hi - segment.lo) * self._elements.itemsize]
+        began = time.perf_counter()
         self._elements.combine(segment.lo, segment.hi, received)
+        self.combining_s += time.perf_counter() - began
         self._free.append(segment.scratch)
         segment.scratch = None
         self._finish(segment)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from hpctk.collectives.engine import engine_of
 from hpctk.collectives.gather_messages import gather_messages
 from hpctk.collectives.gather_rows import gather_rows
 from hpctk.collectives.onebit import shard_bounds
@@ -35,17 +36,14 @@ def mean_of_signs(here: World, packet: Packet, out: torch.Tensor) -> None:
     out : torch.Tensor
         Of the packet's shape and dtype.
     """
-    messages = gather_messages(
-        here,
-        ring.allgather(here.size),
-        packet.data.cpu().numpy(),
-        elements=packet.n,
-        dense_bytes=packet.n * out.element_size(),
-    )
-    out.zero_()
-    for data in messages:
-        scale, signs = sign.read(replace(packet, data=torch.from_numpy(data).to(out.device)))
-        sign.add(signs, scale / here.size, out)
+    dense_bytes = packet.n * out.element_size()
+    with engine_of(here).span(compressor="Sign", elements=packet.n, dense_bytes=dense_bytes) as span:
+        messages = gather_messages(here, ring.allgather(here.size), packet.data.cpu().numpy())
+        with span.decompressing():
+            out.zero_()
+            for data in messages:
+                scale, signs = sign.read(replace(packet, data=torch.from_numpy(data).to(out.device)))
+                sign.add(signs, scale / here.size, out)
 
 
 def feed_common_signs(here: World, flat: torch.Tensor, residual: torch.Tensor) -> None:

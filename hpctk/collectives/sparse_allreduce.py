@@ -102,7 +102,8 @@ def sparse_allreduce(
     _check_settings(size, keep, schedule)
     with here.shared_errors("sparse_allreduce"):
         own, own_values, order = _own_pairs(indices, values, size)
-    found, total, dropped = reduce_pairs(here, own, own_values, size, keep, schedule)
+    with engine_of(here).span(elements=size, dense_bytes=size * own_values.itemsize):
+        found, total, dropped = reduce_pairs(here, own, own_values, size, keep, schedule)
     if order is not None:
         as_given = np.empty_like(dropped)
         as_given[order] = dropped
@@ -138,9 +139,8 @@ def reduce_pairs(
         found, total = _split_and_keep(
             here,
             SparseBlocks(balance.edges(samples, n, here.size), indices, values),
-            n,
             keep,
-            values.itemsize,
+            sparse.wire_bytes(len(indices), n, values.itemsize),
         )
     else:
         plan = build(schedule, "sparse_allreduce", here.size, nodes=here.nodes)
@@ -155,31 +155,29 @@ def reduce_pairs(
 def _by_plan(here: World, plan: Plan, indices: Any, values: Any, n: int, samples: Any) -> Pairs:
     if plan.kind == "allgather":
         mine = sparse.write(indices, values, n)
-        everyone = gather_messages(here, plan, mine, elements=n, dense_bytes=n * values.itemsize)
+        everyone = gather_messages(here, plan, mine)
         return summed_lists(everyone, n, values.dtype.name)
     ranges = balance.edges(samples, n, plan.blocks) if plan.blocks > 1 else [0, n]
     blocks = SparseBlocks(ranges, indices, values)
-    _run(here, plan, blocks, n, values.itemsize)
+    _run(here, plan, blocks, sparse.wire_bytes(len(indices), n, values.itemsize))
     return blocks.result()
 
 
-def _split_and_keep(here: World, blocks: SparseBlocks, n: int, keep: int, itemsize: int) -> Pairs:
-    _run(here, rotation.reduce_scatter(here.size), blocks, n, itemsize)
+def _split_and_keep(here: World, blocks: SparseBlocks, keep: int, payload_bytes: int) -> Pairs:
+    _run(here, rotation.reduce_scatter(here.size), blocks, payload_bytes)
     indices, values = blocks.pairs(here.rank)
     taken = largest(here, values, keep)
     blocks.put(here.rank, indices[taken], values[taken])
-    _run(here, ring.allgather(here.size), blocks, n, itemsize)
+    _run(here, ring.allgather(here.size), blocks, 0)
     found, total = blocks.result()
     # A range that is almost full travels as a dense one, zeros and all: those were not kept.
     there = total != 0
     return found[there], total[there]
 
 
-def _run(here: World, plan: Plan, blocks: SparseBlocks, n: int, itemsize: int) -> None:
+def _run(here: World, plan: Plan, blocks: SparseBlocks, payload_bytes: int) -> None:
     segment_bytes = auto.machine(here).segment_bytes
-    engine_of(here).run_parcels(
-        plan, blocks, elements=n, dense_bytes=n * itemsize, segment_bytes=segment_bytes
-    )
+    engine_of(here).run_parcels(plan, blocks, payload_bytes=payload_bytes, segment_bytes=segment_bytes)
 
 
 def _dense(here: World, indices: Any, values: Any, n: int, keep: int | None) -> Pairs:

@@ -9,6 +9,7 @@ Methods that do more than exchange gradients act in step hooks: `attach`.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from hpctk import handshake
-from hpctk.collectives.engine import counted
+from hpctk.collectives.engine import engine_of
 from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError, SettingError
 from hpctk.horovod import tokens
@@ -35,14 +36,15 @@ from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.mean import Mean
 from hpctk.methods.method import Method, Run
 from hpctk.overlap import release
-from hpctk.stats.tally import Stats, Tally
-from hpctk.world import World, world
+from hpctk.participant import Participant
+from hpctk.tally import Stats, StatsLike, Tally, wanted
+from hpctk.world import world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Compression(ReadyMade):
+class Compression(Participant, ReadyMade):
     """What hvd.DistributedOptimizer takes as `compression`.
 
     Collective over the process set: making one, `attach`, the optimizer's `synchronize` or `step`, and `consensus`.
@@ -62,9 +64,13 @@ class Compression(ReadyMade):
         What hvd.init() was given, where that was a list of ranks.
     schedule : str
         Of dense all-reduces.
+    stats : path or StatsSettings, optional
+        A folder in which every rank writes what it sends; HPCTK_STATS where not given.
     on_bad_gradient : {"raise", "skip"}
         What all ranks do when a gradient is NaN or infinite on one of them; "skip" needs `attach`.
     """
+
+    _replica: TokenReplica
 
     def __init__(
         self,
@@ -74,13 +80,14 @@ class Compression(ReadyMade):
         process_set: Any = None,
         comm: MPI.Intracomm | None = None,
         schedule: str = "auto",
+        stats: StatsLike = None,
         on_bad_gradient: str = "raise",
     ) -> None:
         self._hvd = horovod()
         self.method = Mean(method) if isinstance(method, Compressor) else method
         self._process_set = self._hvd.global_process_set if process_set is None else process_set
-        self._tally = Tally()
-        self._run: Run | None = None
+        self._begun_run: Run | None = None
+        self._loss: Any = None
         self._attachment: Attachment | None = None
         members = communicator(self._hvd, process_set, comm)
         self._member = members is not None
@@ -91,7 +98,9 @@ class Compression(ReadyMade):
             check_method(self.method, model, schedule, on_bad_gradient, here)
             trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
             handshake.check_dtypes(trained)
+            recorded = wanted(stats)
         items = [
+            ("stats", recorded),
             ("schedule", schedule),
             ("on_bad_gradient", on_bad_gradient),
             *self.method.settings().items(),
@@ -104,6 +113,7 @@ class Compression(ReadyMade):
             here, cast(torch.optim.Optimizer, None), list(trained), list(trained.values()), model,
             schedule=schedule, on_bad_gradient=on_bad_gradient,
         )  # fmt: skip
+        self._tally = Tally(self._replica, self.method, recorded)
         #: The gradients that Horovod has taken back, once they were exchanged.
         self._returned: set[str] = set()
         self._exchanged = False
@@ -171,7 +181,7 @@ class Compression(ReadyMade):
     def _first(self, token: torch.Tensor) -> None:
         """Exchange all gradients of the step."""
         self._exchanged, self._skipping, self._error = True, False, None
-        self._tally.steps += self._attachment is None
+        self._tell_of_tokens()
         try:
             factor = tokens.factor(token, self._replica.world.size)
             if self.method.kind == "gradient":
@@ -181,12 +191,29 @@ class Compression(ReadyMade):
         except HpctkError as error:
             # Raised later: Horovod must have all its tokens back before it can go on.
             self._error = error
+        if self._attachment is None:
+            self._end_step()
+
+    def _tell_of_tokens(self) -> None:
+        """Tell of what Horovod has moved for us; how, it keeps to itself."""
+        with self._tally.counting():
+            engine_of(self.world).heard(
+                "tokens", "horovod", tokens.TOKEN_BYTES * len(self._replica.kept), time.perf_counter()
+            )
+
+    def note_loss(self, loss: Any) -> None:
+        """Say, before the step, what the loss is; for the statistics."""
+        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+
+    def _end_step(self) -> None:
+        self._tally.end_step({} if self._begun_run is None else self._begun_run.counts, self._loss)
+        self._loss = None
 
     def _exchange(self, factor: int = 1) -> None:
         run, replica = self._begun(), self._replica
         summing = sum_run(self.method, replica) if factor > 1 else None
         exchange = cast(GradientRun, run if summing is None else summing)
-        with self._counting(), replica.exchanging():
+        with self._tally.counting(), replica.exchanging():
             try:
                 exchange.synchronize()
                 self._skipping = exchange.skipping
@@ -202,12 +229,14 @@ class Compression(ReadyMade):
         try:
             if self._error is not None:
                 raise self._error
-            self._tally.steps += 1
-            if self.method.kind == "gradient":
-                return self._act_on_gradients()
-            with self._counting():
-                self._begun().step(None, None)
-            return True
+            try:
+                if self.method.kind == "gradient":
+                    return self._act_on_gradients()
+                with self._tally.counting():
+                    self._begun().step(None, None)
+                return True
+            finally:
+                self._end_step()
         finally:
             self._skipping, self._error = False, None
 
@@ -221,7 +250,7 @@ class Compression(ReadyMade):
             self._end_round()
         if self._skipping or not needs_attach(self.method):
             return self._skipping
-        with self._counting():
+        with self._tally.counting():
             cast(GradientRun, self._begun()).apply()
         return True
 
@@ -238,13 +267,13 @@ class Compression(ReadyMade):
 
     def _begun(self, *, fresh: bool = True) -> Run:
         """Return the run; made at the first call, when Horovod's user has broadcast the parameters. Collective."""
-        if self._run is None:
+        if self._begun_run is None:
             self._check_use()
             if fresh and self.method.kind != "gradient":
                 check_same_parameters(self._replica)
-            with self._counting():
-                self._run = self.method.begin(self._replica)
-        return self._run
+            with self._tally.counting():
+                self._begun_run = self.method.begin(self._replica)
+        return self._begun_run
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -255,23 +284,25 @@ class Compression(ReadyMade):
         if not self._member:
             yield
             return
-        with consensus_model(self._begun(), self._counting):
+        with consensus_model(self._begun(), self._tally.counting):
             yield
 
     @property
     def stats(self) -> Stats:
         """What was done on this rank so far. Horovod's tokens are not counted: 16 bytes for each parameter."""
-        return self._tally.stats(self._run.counts.copy() if self._run is not None else {})
+        if not self._member:
+            return Stats(0, 0, 0, 0, 0.0, 0, {})
+        return self._tally.stats(self._begun_run.counts.copy() if self._begun_run is not None else {})
 
     def load_stats(self, stats: Stats) -> None:
         """Go on counting from what an earlier run had counted on this rank. Collective before the first step."""
         self._tally.load(stats)
         self._begun(fresh=False).counts = Counter(stats.counts)
 
-    @property
-    def world(self) -> World:
-        """The ranks that train together."""
-        return self._replica.world
+    def close_stats(self) -> None:
+        """Close this rank's statistics file, if there is one. Local; done at exit otherwise."""
+        if self._member:
+            super().close_stats()
 
     def begin(self) -> None:
         """Begin the method where no step has: there must be a state to load into. Collective over the process set."""
@@ -292,11 +323,11 @@ class Compression(ReadyMade):
     @property
     def finished(self) -> bool:
         """Whether a time budget has run out; the same on all ranks."""
-        return self._run is not None and self._run.finished
+        return self._begun_run is not None and self._begun_run.finished
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what this rank alone knows, such as residuals; not copies. Nothing before the first step."""
-        return {} if self._run is None else self._run.local_state()
+        return {} if self._begun_run is None else self._begun_run.local_state()
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state_dict` returned on this rank, after `attach` where that is needed."""
@@ -306,11 +337,6 @@ class Compression(ReadyMade):
     def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
         """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
         return self._begun(fresh=False).resized_state(earlier)
-
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        with counted(self._replica.world, self._tally.counter):
-            yield
 
     def __repr__(self) -> str:
         return f"hpctk.horovod.Compression({self.method!r})"

@@ -16,7 +16,7 @@ class SumRun(MeanRun):
 
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their sum. Collective over the communicator. In place."""
-        dense_sum(self.replica.world, list(gradients.values()), self.replica.schedule)
+        dense_sum(self.replica.world, gradients, self.replica.schedule, "gradients")
 
 
 def sum_run(method: Method, replica: Replica) -> SumRun | None:

@@ -11,6 +11,9 @@ import torch
 
 from hpctk.errors import PeerError
 
+#: Bytes of a token.
+TOKEN_BYTES = 16
+
 
 def token(rank: int) -> torch.Tensor:
     """Return what a rank hands to Horovod."""

@@ -70,7 +70,8 @@ class CelgcRun(ModelRun):
 
     def average(self) -> None:
         """Replace the parameters by their mean over the workers. Collective over the communicator."""
-        dense_mean(self.replica.world, self.replica.values, self.replica.schedule)
+        values = self.replica.named(self.replica.values)
+        dense_mean(self.replica.world, values, self.replica.schedule, "parameters")
 
     def local_state(self) -> dict[str, Any]:
         """Return where in its period this rank is, and the rate at the start, which fixes the bound."""

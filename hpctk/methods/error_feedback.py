@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
+from hpctk.collectives.engine import engine_of
 from hpctk.collectives.onebit import onebit_allreduce, shard_bounds
 from hpctk.collectives.signs import feed_common_signs, mean_of_signs
 from hpctk.compressors import Compressor, Residuals, Sign, finite, sign
@@ -27,6 +28,7 @@ from hpctk.compressors.packet import Packet
 from hpctk.errors import SettingError
 from hpctk.methods.replica import Replica, restore
 from hpctk.methods.update_run import Row
+from hpctk.stats.span import Span
 
 #: The name of the model as one vector, for compressors and residuals.
 WHOLE = "the whole model"
@@ -95,23 +97,28 @@ class ErrorFeedback:
 
     def _one_bit(self, updates: Row, x: Row) -> None:
         n = self._n
-        scale, signs = sign.read(self._signs(updates))
-        packed = signs.cpu().numpy()
-        packed, common = onebit_allreduce(self._replica.world, packed, scale, n, self.shard.numpy())
-        sign.add(torch.from_numpy(packed).to(x.flat.device), -common, x.flat[:n])
+        with engine_of(self._replica.world).span(WHOLE) as span:
+            packet = self._signs(updates, span)
+            scale, signs = sign.read(packet)
+            packed = signs.cpu().numpy()
+            packed, common = onebit_allreduce(self._replica.world, packed, scale, n, self.shard.numpy())
+            with span.decompressing():
+                sign.add(torch.from_numpy(packed).to(x.flat.device), -common, x.flat[:n])
         self._mean_of_spared(updates)
         x.flat[n:].sub_(updates.flat[n:])
 
-    def _signs(self, updates: Row) -> Packet:
+    def _signs(self, updates: Row, span: Span) -> Packet:
         update, error = updates.flat[: self._n], self._row.flat[: self._n]
         # First on all ranks: what one has taken out of its residual would never be sent if another failed.
         with self._replica.world.shared_errors("compressing"):
             refuse(finite.first_bad_sum(error, update), self._n, WHOLE)
-        return self._compressor.feed(update, error, WHOLE)
+        with span.compressing():
+            return self._compressor.feed(update, error, WHOLE)
 
     def _mean_of_spared(self, updates: Row) -> None:
         if self._signed < len(self.names):
-            dense_mean(self._replica.world, updates.parts[self._signed :], self._replica.schedule)
+            named = dict(zip(self.names[self._signed :], updates.parts[self._signed :], strict=True))
+            dense_mean(self._replica.world, named, self._replica.schedule, "updates")
 
     def _mean(self, updates: Row) -> None:
         here, schedule = self._replica.world, self._replica.schedule
@@ -121,7 +128,8 @@ class ErrorFeedback:
             return
         self._mean_of_spared(updates)
         if self._n:
-            mean_of_signs(here, self._signs(updates), updates.flat[: self._n])
+            with engine_of(here).span(WHOLE) as span:
+                mean_of_signs(here, self._signs(updates, span), updates.flat[: self._n])
 
     def _serve(self, updates: Row) -> None:
         server, kept = self._server, self._server_residuals
@@ -136,8 +144,10 @@ class ErrorFeedback:
     def average(self) -> None:
         """Replace all residuals by their mean over the ranks. Collective over the communicator. In place."""
         named = zip(self.names, self.errors, strict=True)
-        errors = [error for name, error in named if not self._compressor.spares(name, error)]
-        dense_mean(self._replica.world, errors, self._replica.schedule)
+        errors = {
+            f"residual of {name}": error for name, error in named if not self._compressor.spares(name, error)
+        }
+        dense_mean(self._replica.world, errors, self._replica.schedule, "residuals")
 
     def state_dict(self) -> dict[str, Any]:
         """Return all residuals, and what the compressors remember; not copies."""

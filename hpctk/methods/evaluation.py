@@ -23,7 +23,7 @@ def consensus_model(run: Run, counting: Callable[[], AbstractContextManager[None
     with counting():
         target = run.consensus_parameters()
         averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
-        dense_mean(replica.world, list(averaged.values()), replica.schedule)
+        dense_mean(replica.world, averaged, replica.schedule, "buffers")
     if target is not None:
         replica.load(target)
     _load(replica.buffers, averaged)

@@ -252,7 +252,8 @@ class GrawaRun(ModelRun):
             # Not times 0: where the gradient is NaN, the parameters may be.
             torch._foreach_zero_(self.centre)
             self.counts["rounds_without_weight"] += 1
-        dense_sum(self.replica.world, self.centre, self.replica.schedule)
+        centre = self.replica.named(self.centre)
+        dense_sum(self.replica.world, centre, self.replica.schedule, "parameters")
 
     def local_state(self) -> dict[str, Any]:
         """Return the memory of the norms, the centre, where in its period this rank is, and the time used."""

@@ -45,4 +45,5 @@ class LocalSgdRun(ModelRun):
 
     def average(self) -> None:
         """Replace the parameters by their mean over the workers. Collective over the communicator."""
-        dense_mean(self.replica.world, self.replica.values, self.replica.schedule)
+        values = self.replica.named(self.replica.values)
+        dense_mean(self.replica.world, values, self.replica.schedule, "parameters")

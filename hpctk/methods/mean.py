@@ -87,7 +87,7 @@ class MeanRun(BucketRun):
         here, compressor = self.replica.world, self._compressor
         norms = self._normalize(list(gradients.values())) if self._settings.unit_norm else None
         if compressor is None:
-            dense_mean(here, list(gradients.values()), self.replica.schedule)
+            dense_mean(here, gradients, self.replica.schedule, "gradients")
         else:
             kept = self.residuals if self._settings.feedback else None
             compressed_mean(here, gradients, compressor, kept, self.replica.schedule)

@@ -82,7 +82,7 @@ class ModelRun(Run):
     def mean_parameters(self) -> list[torch.Tensor]:
         """Return the mean of all ranks' parameters, as new tensors. Collective over the communicator."""
         mean = self.replica.copies()
-        dense_mean(self.replica.world, mean, self.replica.schedule)
+        dense_mean(self.replica.world, self.replica.named(mean), self.replica.schedule, "parameters")
         return mean
 
     def local_state(self) -> dict[str, Any]:

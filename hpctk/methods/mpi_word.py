@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,10 @@ def mpi_word(here: World) -> WindowWord | ServedWord:
 class WindowWord:
     """A word in memory that all ranks reach. Collective over the communicator to make."""
 
+    way = "window"
+    sent_bytes: int | None = 8
+    received_bytes: int | None = 8
+
     def __init__(self, here: MpiWorld) -> None:
         self._here = here
         self._window: _Window = _kept(here, _Window)
@@ -59,9 +63,17 @@ class WindowWord:
         self._here.wait([request], "taking a ticket", [OWNER])
         return int(before[0])
 
+    def take_answered(self) -> dict[int, int]:
+        """Return nothing: the memory answers by itself."""
+        return {}
+
 
 class ServedWord:
     """A word that rank 0 keeps and others ask for. Collective over the communicator to make."""
+
+    way = "messages"
+    sent_bytes: int | None = 16
+    received_bytes: int | None = 8
 
     def __init__(self, here: MpiWorld) -> None:
         self._here = here
@@ -79,6 +91,10 @@ class ServedWord:
         ]
         self._here.wait(requests, "taking a ticket", [OWNER])
         return int(before[0])
+
+    def take_answered(self) -> dict[int, int]:
+        """Return how often rank 0, this one, has answered each rank since the last call."""
+        return self._desk.take_answered(self._place)
 
 
 class _Window:
@@ -118,6 +134,8 @@ class _Desk:
         here.wait([made], "making a shared word")
         # A rank may ask for a word that rank 0 has not come to make yet: it is 0.
         self._values: Counter[int] = Counter()
+        #: Questions answered for each word, by rank, since somebody asked for them.
+        self._answered: dict[int, Counter[int]] = defaultdict(Counter)
         self._opened = 0
         self._lock = threading.Lock()
         self._customers: weakref.WeakSet[ServedWord] = weakref.WeakSet()
@@ -157,6 +175,11 @@ class _Desk:
             self._values[place] += value
             return before
 
+    def take_answered(self, place: int) -> dict[int, int]:
+        """Return how often each rank was answered since the last call."""
+        with self._lock:
+            return self._answered.pop(place, {})
+
     def _work(self) -> None:
         while not self._closing.is_set():
             with self._lock:
@@ -172,7 +195,10 @@ class _Desk:
         while self.comm.Iprobe(MPI.ANY_SOURCE, ASK, status):
             question = np.empty(2, np.int64)
             self.comm.Recv([question, MPI.INT64_T], status.Get_source(), ASK)
-            before = np.array([self._add(*map(int, question))], np.int64)
+            place, value = map(int, question)
+            before = np.array([self._add(place, value)], np.int64)
+            with self._lock:
+                self._answered[place][status.Get_source()] += 1
             self._answers.append(
                 (self.comm.Isend([before, MPI.INT64_T], status.Get_source(), ANSWER), before)
             )

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from hpctk.collectives.compressed_mean import refuse_bad_sums, selected
+from hpctk.collectives.engine import engine_of
 from hpctk.collectives.lazy_allgather import lazy_allgather
 from hpctk.compressors import Residuals, TopK, sparse
 from hpctk.compressors import density as densities
@@ -141,11 +142,15 @@ class SasgRun(UpdateRun):
             uploaded = active and self._has_news()
             if uploaded:
                 self._take_update()
-        message = self._message() if uploaded else None if active else self._farewell()
+        n, itemsize = self._room.flat.numel(), self._room.flat.element_size()
+        with engine_of(here).span("updates", "TopK", elements=n, dense_bytes=n * itemsize) as span:
+            with span.compressing():
+                message = self._message() if uploaded else None if active else self._farewell()
+            heard = lazy_allgather(here, message)
+            with span.decompressing():
+                self.messages.hear(heard)
         self.delay = 1 if uploaded else self.delay + 1
         self.counts["uploads" if uploaded else "skips"] += 1
-        n, itemsize = self._room.flat.numel(), self._room.flat.element_size()
-        self.messages.hear(lazy_allgather(here, message, elements=n, dense_bytes=n * itemsize))
         if uploaded:
             self.counts["rounds"] += 1
             self.counts["upload_bits"] += self._kept() * (8 * itemsize + 32)

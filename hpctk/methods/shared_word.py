@@ -14,13 +14,28 @@ OWNER = 0
 
 
 class SharedWord(Protocol):
-    """An integer, 0 at first."""
+    """An integer, 0 at first.
+
+    Attributes
+    ----------
+    way : str
+        How it is reached, for the statistics.
+    sent_bytes, received_bytes : int or None
+        What adding to it moves to and from its owner; None where nobody knows.
+    """
+
+    way: str
+    sent_bytes: int | None
+    received_bytes: int | None
 
     def add(self, value: int) -> int:
         """Add to the word in one atomic step, and return what it was before. Not collective.
 
         PeerError where its owner has left, or does not answer before the deadline.
         """
+
+    def take_answered(self) -> dict[int, int]:
+        """Return how often this rank has answered each other since the last call: for its owner's statistics."""
 
 
 def shared_word(here: World) -> SharedWord:
@@ -35,6 +50,10 @@ def shared_word(here: World) -> SharedWord:
 class StoreWord:
     """A key of the process group's store. Every rank must make its words in the same order."""
 
+    way = "store"
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+
     def __init__(self, here: TorchWorld) -> None:
         self._here = here
         self._key = here.new_key("word")
@@ -42,3 +61,7 @@ class StoreWord:
     def add(self, value: int) -> int:
         """Add, and return what the word was before."""
         return self._here.add_to_key(self._key, value, "taking a ticket") - value
+
+    def take_answered(self) -> dict[int, int]:
+        """Return nothing: the store answers by itself."""
+        return {}

@@ -13,6 +13,9 @@ one it holds is lost.
 
 from __future__ import annotations
 
+import time
+
+from hpctk.collectives.engine import engine_of
 from hpctk.methods.shared_word import OWNER, shared_word
 from hpctk.world import World
 
@@ -32,6 +35,7 @@ class Tickets:
     """
 
     def __init__(self, here: World, period: int) -> None:
+        self._engine = engine_of(here)
         self._rank, self._size, self._period = here.rank, here.size, period
         self._word = shared_word(here)
         self._first = 0
@@ -39,7 +43,7 @@ class Tickets:
 
     def take(self) -> str:
         """Take the next ticket and return what it means. Not collective; needs rank 0 to be alive."""
-        self.number = self._first + self._size + self._word.add(1)
+        self.number = self._first + self._size + self._add(1)
         return meaning(self.number, self._size, self._period)
 
     def new_cycle(self) -> None:
@@ -49,6 +53,36 @@ class Tickets:
         the word back.
         """
         if self._rank == OWNER:
-            self._word.add(-self._word.add(0))
+            self._add(-self._add(0))
+            self._tell_of_answers()
         self._first += self._size * (self._period + 1)
         self.number = self._first + self._rank
+
+    def _add(self, value: int) -> int:
+        """Add to the word, and tell of it."""
+        engine, word = self._engine, self._word
+        call = engine.opened("ticket", word.way, 8, overhead=True)
+        before = word.add(value)
+        call.waiting_s = time.perf_counter() - call.began_s
+        engine.exposed_s += call.waiting_s
+        if word.sent_bytes is not None and word.received_bytes is not None:
+            call.sent_bytes = call.received_bytes = call.messages = 0
+            if self._rank != OWNER:
+                call.sent_bytes, call.received_bytes, call.messages = word.sent_bytes, word.received_bytes, 1
+                engine.count(OWNER, word.sent_bytes, word.received_bytes)
+        engine.report(call)
+        return before
+
+    def _tell_of_answers(self) -> None:
+        """Tell of the tickets that this rank has given to others."""
+        word, answered = self._word, self._word.take_answered()
+        if not answered or word.sent_bytes is None or word.received_bytes is None:
+            return
+        count = sum(answered.values())
+        call = self._engine.opened("ticket_answers", word.way, 0, overhead=True)
+        call.sent_bytes, call.received_bytes = count * word.received_bytes, count * word.sent_bytes
+        call.messages = count
+        for peer, times in answered.items():
+            for _ in range(times):
+                self._engine.count(peer, word.received_bytes, word.sent_bytes)
+        self._engine.report(call)

@@ -140,6 +140,11 @@ def stored(column: Column) -> Any:
     return h5py.string_dtype("utf-8", int(column.kind[1:])) if column.kind[0] == "S" else column.kind
 
 
+def put_attributes(place: Any, attributes: Attributes) -> None:
+    """Give a file, group or dataset attributes."""
+    place.attrs.update(_plain(attributes))
+
+
 def _plain(attributes: Attributes) -> dict[str, Any]:
     """Return attributes with strings of fixed length: whoever reads them can see how long they are."""
     return {name: _fixed(value) if isinstance(value, str) else value for name, value in attributes.items()}

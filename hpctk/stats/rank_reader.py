@@ -16,6 +16,7 @@ from hpctk.errors import HpctkError
 from hpctk.stats import plain_messages, schema
 from hpctk.stats.plain_hdf5 import PlainFile
 from hpctk.stats.plain_messages import Stored
+from hpctk.stats.schema import TableFormat
 
 #: A table as arrays by column.
 Table = dict[str, Any]
@@ -24,7 +25,7 @@ Value = str | int | float
 #: More ranks than there will be: a file that says so is damaged.
 MOST_RANKS = 1 << 24
 #: Attributes without which a file cannot be told from others.
-_NEEDED = ("schema", "schema_version", "state", "run_id", "rank", "size")
+_NEEDED = ("schema", "schema_version", "state", "rank", "size")
 _MISSING: dict[str, Value] = {"S": "", "<i8": -1, "<f8": float("nan")}
 _KINDS: dict[str, tuple[Any, str]] = {
     "S": (str, "text"),
@@ -45,14 +46,18 @@ class Contents:
 
 def read(path: Path, tables: Sequence[str] = ()) -> Contents:
     """Read what a rank's file says of itself, and some of its tables."""
-    with _opened(path) as file:
+    with opened(path) as file:
         root = file.messages(file.root)
         attributes = _checked(_attributes(root))
         links = file.links(root)
-        progress_columns = _columns(file, links, "progress")
+        progress_columns = _columns(file, links, schema.PROGRESS)
         progress = {name: _progress(name, values) for name, values in _values(file, progress_columns).items()}
         environment = _environment(file, links)
-        stored = {name: _columns(file, links, name) for name in dict.fromkeys((*tables, "peers"))}
+        # All of them, also those that nobody asked for yet: what is wrong is told now, not later.
+        stored = {
+            name: _columns(file, links, table) for name, table in schema.TABLES.items() if name != "progress"
+        }
+        stored["progress"] = progress_columns
         for name, columns in stored.items():
             _check_rows(name, columns, progress, int(attributes["size"]))
         found = {name: _values(file, stored[name], _rows(name, progress)) for name in tables}
@@ -61,11 +66,11 @@ def read(path: Path, tables: Sequence[str] = ()) -> Contents:
 
 def read_tables(path: Path, tables: Sequence[str], progress: Mapping[str, Any]) -> dict[str, Table]:
     """Read tables up to the rows that `progress` says: a file that has grown since is cut to what it was."""
-    with _opened(path) as file:
+    with opened(path) as file:
         links = file.links(file.messages(file.root))
         found = {}
         for name in tables:
-            columns = _columns(file, links, name)
+            columns = _columns(file, links, _table(name))
             _check_rows(name, columns, progress, None)
             found[name] = _values(file, columns, _rows(name, progress))
     return found
@@ -75,8 +80,8 @@ def read_part(
     path: Path, table: str, progress: Mapping[str, Any], columns: Sequence[str], rows: slice
 ) -> Table:
     """Read some columns and rows of a table, no more."""
-    with _opened(path) as file:
-        stored = _columns(file, file.links(file.messages(file.root)), table)
+    with opened(path) as file:
+        stored = _columns(file, file.links(file.messages(file.root)), _table(table))
         _check_rows(table, stored, progress, None)
         filled = _rows(table, progress)
         room = next(iter(stored.values())).rows
@@ -91,19 +96,22 @@ def read_part(
     return found
 
 
-def lengths(path: Path) -> dict[str, int]:
-    """Return the rows that each table has room for."""
-    with _opened(path) as file:
+def read_attributes(path: Path) -> dict[str, Value | None]:
+    """Read the attributes of a file's root, None for those that are not one number or text."""
+    with opened(path) as file:
+        return _attributes(file.messages(file.root))
+
+
+def read_one_table(path: Path, table: TableFormat) -> tuple[Table, dict[str, str]]:
+    """Read all rows of a table, and the environment."""
+    with opened(path) as file:
         links = file.links(file.messages(file.root))
-        return {
-            name: _columns(file, links, name)[table.columns[0].name].rows
-            for name, table in schema.TABLES.items()
-        }
+        return _values(file, _columns(file, links, table)), _environment(file, links)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[PlainFile]:
-    """Open a file; errors name it."""
+def opened(path: Path) -> Iterator[PlainFile]:
+    """Open a file; errors in the block name it."""
     try:
         with PlainFile(path) as file:
             yield file
@@ -122,20 +130,27 @@ def _checked(found: Mapping[str, Value | None]) -> dict[str, Value]:
     if found.get("schema") != schema.NAME:
         raise HpctkError(f"is no statistics file of hpctk (its attribute schema is not {schema.NAME!r})")
     check_version(found.get("schema_version"), schema.VERSION)
-    attributes = {name: value for name, value in found.items() if value is not None}
-    for column in schema.ATTRIBUTES:
-        kind, called = _KINDS[column.kind]
-        if column.name not in found:
-            if column.name in _NEEDED:
-                raise HpctkError(f"lacks the attribute {column.name}")
-            attributes[column.name] = _MISSING[column.kind]
-        elif not isinstance(found[column.name], kind):
-            raise HpctkError(f"is damaged: its attribute {column.name} must be {called}")
+    for name in _NEEDED:
+        if name not in found:
+            raise HpctkError(f"lacks the attribute {name}")
+    attributes = typed(found)
     rank, size, node = attributes["rank"], attributes["size"], attributes["node"]
     if not 0 <= int(rank) < int(size) <= MOST_RANKS:
         raise HpctkError(f"is damaged: it says to be of rank {rank} of {size}")
     if not -1 <= int(node) < int(size):
         raise HpctkError(f"is damaged: it says to be of node {node}, with {size} ranks")
+    return attributes
+
+
+def typed(found: Mapping[str, Value | None]) -> dict[str, Value]:
+    """Return all attributes that there are, known ones of their type, and "", -1 or NaN for those that are missing."""
+    attributes = {name: value for name, value in found.items() if value is not None}
+    for column in schema.ATTRIBUTES:
+        kind, called = _KINDS[column.kind]
+        if column.name not in found:
+            attributes[column.name] = _MISSING[column.kind]
+        elif not isinstance(found[column.name], kind):
+            raise HpctkError(f"is damaged: its attribute {column.name} must be {called}")
     return attributes
 
 
@@ -154,11 +169,15 @@ def _environment(file: PlainFile, links: Mapping[str, int]) -> dict[str, str]:
     return {name: value for name, value in kept.items() if isinstance(value, str)}
 
 
-def _columns(file: PlainFile, links: Mapping[str, int], name: str) -> dict[str, Stored]:
-    """Return where a table's columns lie, all as long."""
-    table = schema.TABLES.get(name)
-    if table is None:
+def _table(name: str) -> TableFormat:
+    if name not in schema.TABLES:
         raise HpctkError(f"has no table {name!r}; there are {', '.join(schema.TABLES)}")
+    return schema.TABLES[name]
+
+
+def _columns(file: PlainFile, links: Mapping[str, int], table: TableFormat) -> dict[str, Stored]:
+    """Return where a table's columns lie, all as long."""
+    name = table.name
     objects = file.links(file.messages(_plain(links, name)))
     found = {}
     for column in table.columns:

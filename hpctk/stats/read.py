@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from hpctk.errors import HpctkError
-from hpctk.stats import rank_reader, schema
+from hpctk.stats import merged_format, rank_reader, schema
 from hpctk.stats.rank_reader import Table
 
 #: The name of a rank's file.
@@ -67,6 +67,10 @@ class RankStats:
     progress: dict[str, Any]
     _kept: dict[str, Table] = field(default_factory=dict, repr=False, compare=False)
     _read: Callable[..., dict[str, Table]] = field(default=rank_reader.read_tables, repr=False, compare=False)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Read tables and keep them in memory."""
+        self._kept.update(self.tables(*names))
 
     def table(self, name: str) -> Table:
         """Return a table as arrays by column, all as long; text as arrays of bytes ("S24")."""
@@ -204,7 +208,7 @@ def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingS
     found, bad = {}, {}
     for rank in sorted({int(match[1]) for name in names if (match := FILE.fullmatch(name))}):
         try:
-            found[rank] = _rank(folder / file_name(rank), tables, rank)
+            found[rank] = read_rank(folder / file_name(rank), tables, rank)
         except HpctkError as error:
             bad[rank] = str(error)
     if not found:
@@ -228,7 +232,8 @@ def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingS
     return RecordingStats(number, size, ranks, missing, foreign)
 
 
-def _rank(path: Path, tables: tuple[str, ...], expected: int | None = None) -> RankStats:
+def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = None) -> RankStats:
+    """Read one rank's file: what it says of itself, and some tables. HpctkError where it is not of rank `expected`."""
     contents = rank_reader.read(path, tables)
     rank, size = int(contents.attributes["rank"]), int(contents.attributes["size"])
     if expected is not None and rank != expected:
@@ -239,8 +244,13 @@ def _rank(path: Path, tables: tuple[str, ...], expected: int | None = None) -> R
 
 
 def _file(path: Path, tables: tuple[str, ...]) -> RunStats:
-    """Read one file: a rank's."""
-    rank = _rank(path, tables)
+    """Read one file: a merged one, or a rank's."""
+    attributes = rank_reader.read_attributes(path)
+    if attributes.get("schema") == merged_format.NAME:
+        from hpctk.stats.merged_reader import load_merged
+
+        return load_merged(path, attributes, tables)
+    rank = read_rank(path, tables)
     why = f"only {path} was read"
     missing = {other: why for other in range(rank.size) if other != rank.rank}
     number = max(0, int(rank.attributes["recording"]))

@@ -9,27 +9,49 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hpctk.stats.traffic import Traffic
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, kw_only=True)
 class Call:
-    """One collective call as one rank saw it.
+    """One collective call as one rank saw it; the columns of schema.CALLS.
 
     `sent_bytes` is None where the bytes cannot be known: MPI's own collectives do not tell.
     """
 
     operation: str
     schedule: str
-    elements: int
-    dense_bytes: int
-    sent_bytes: int | None
-    received_bytes: int | None
-    messages: int
-    began_s: float
-    seconds: float
+    compressor: str = ""
+    tensor: str = ""
+    elements: int = 0
+    dense_bytes: int = 0
+    dense_sent_bytes: int = 0
+    payload_bytes: int = 0
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    messages: int = 0
+    began_s: float = 0.0
+    seconds: float = 0.0
+    waiting_s: float = 0.0
+    combining_s: float = 0.0
+    compressing_s: float = 0.0
+    decompressing_s: float = 0.0
+    staging_s: float = 0.0
 
 
 class Recorder(Protocol):
-    """Takes calls; must be quick and must not communicate."""
+    """Takes calls; must be quick and must not communicate.
+
+    Attributes
+    ----------
+    traffic : Traffic or None
+        Where every message is counted; None for a recorder that does not care.
+    flags : bool
+        Whether it hears of the few bytes by which ranks agree in a step, too.
+    """
+
+    traffic: Traffic | None
+    flags: bool
 
     def record(self, call: Call) -> None:
         """Note one call."""
@@ -56,6 +78,8 @@ class Counter:
     seconds: float = 0.0
     uncounted_calls: int = 0
     by_operation: dict[str, int] = field(default_factory=dict)
+    traffic: Traffic | None = field(default=None, init=False, repr=False)
+    flags: bool = field(default=False, init=False, repr=False)
 
     def record(self, call: Call) -> None:
         """Add one call to the totals."""

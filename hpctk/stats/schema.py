@@ -235,6 +235,8 @@ ATTRIBUTES = (
     _text("gpu_aware_because", "how that was found out"),
     _text("method", "name of the method"),
     _text("settings", "its settings, as JSON"),
+    _text("schedule", "schedule that was asked for"),
+    _count("events", "the most rows of calls, and of steps"),
     _count("parameters", "elements of the model's parameters"),
     _bytes("parameter_bytes", "bytes of the model's parameters"),
     _seconds("began_unix_s", "when the recording began, since 1970 in UTC, by the clock of the machine"),

@@ -3,7 +3,8 @@
     settings.toml       the resolved settings; --settings reads them again
     result.json         how it went, once it is over
     checkpoints/        what it is resumed from
-    METHOD/             the same for each of several methods: result.json and checkpoints/
+    stats/              what every rank sent; hpctk report
+    METHOD/             the same for each of several methods: result.json, checkpoints/ and stats/
 
 Files are written beside and renamed: whoever reads them finds the old or the new, never half of one.
 """
@@ -22,7 +23,7 @@ from hpctk.errors import HpctkError, SettingError
 from hpctk.tasks import settings as told
 from hpctk.tasks.settings import Settings
 
-SETTINGS, RESULT, CHECKPOINTS = "settings.toml", "result.json", "checkpoints"
+SETTINGS, RESULT, CHECKPOINTS, STATS = "settings.toml", "result.json", "checkpoints", "stats"
 
 
 class RunFolder:
@@ -80,6 +81,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Where the checkpoints are."""
         return self.path / CHECKPOINTS
+
+    @property
+    def stats(self) -> Path:
+        """Where statistics go."""
+        return self.path / STATS
 
     def result(self) -> dict[str, Any] | None:
         """Return how the run went, None where it is not over."""

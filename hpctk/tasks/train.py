@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctk import environment
 from hpctk.checkpoint import Checkpoints
 from hpctk.methods.method import Method
 from hpctk.optimizer import DistributedOptimizer
@@ -76,9 +77,18 @@ class Job:
         The method.
     folder : Path, optional
         Where checkpoints go; without it there are none.
+    stats : Path, optional
+        Where statistics go; where HPCTK_STATS says, if that is set.
     """
 
-    def __init__(self, here: World, task: Task[Any], recipe: Recipe, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        here: World,
+        task: Task[Any],
+        recipe: Recipe,
+        folder: Path | None = None,
+        stats: Path | None = None,
+    ) -> None:
         settings, method = task.settings, recipe.make()
         task.check(here.size, method)
         here.agree(f"train {settings.task}", [*asdict(settings).items(), *readable(method).items()])
@@ -86,7 +96,13 @@ class Job:
         self._here, self._task = here, task
         self.model = task.model()
         base = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
-        self.optimizer = DistributedOptimizer(base, method, model=self.model, schedule=settings.schedule)
+        self.optimizer = DistributedOptimizer(
+            base,
+            method,
+            model=self.model,
+            schedule=settings.schedule,
+            stats=None if environment.stats_folder() is not None else stats,
+        )
         self._position = Position()
         total = task.epochs * (task.samples // task.step_samples(here.size))
         self._curve = Curve(max(1, total // POINTS))
@@ -136,6 +152,7 @@ class Job:
 
     def close(self) -> int:
         """Listen for signals no longer; return the one that came too late to be acted on, 0 for none."""
+        self.optimizer.close_stats()
         if self._checkpoints is None:
             return 0
         self._checkpoints.close()

@@ -255,6 +255,8 @@ class Gate(torch.autograd.Function):
 class Noted:
     """A recorder that keeps calls."""
 
+    traffic, flags = None, False
+
     def __init__(self):
         self.calls = []
 

@@ -28,11 +28,11 @@ class ThreadRank(Agreement):
         assert {call for call, _ in everyone} == {call}, everyone
         return [data for _, data in everyone]
 
-    def minimum(self, values, operation):
+    def _minimum(self, values, operation):
         assert all(-(2**63) <= value < 2**63 for value in values)
         return [min(column) for column in zip(*self._exchange(("minimum", operation), values), strict=True)]
 
-    def broadcast_bytes(self, data, root, operation):
+    def _broadcast_bytes(self, data, root, operation):
         assert isinstance(data, bytes)
         return self._exchange(("broadcast", root, operation), data)[root]
 

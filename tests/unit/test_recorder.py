@@ -6,7 +6,17 @@ from hpctk.stats.recorder import Call, Counter
 
 
 def call(operation="allreduce", sent=100, received=90, messages=3, seconds=0.5):
-    return Call(operation, "ring", 25, 100, sent, received, messages, began_s=1.0, seconds=seconds)
+    return Call(
+        operation=operation,
+        schedule="ring",
+        elements=25,
+        dense_bytes=100,
+        sent_bytes=sent,
+        received_bytes=received,
+        messages=messages,
+        began_s=1.0,
+        seconds=seconds,
+    )
 
 
 def test_totals():

@@ -1,0 +1,54 @@
+"""What all ways in have in common once a method is at work: its ranks, its statistics, what this rank alone knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hpctk.methods.earlier import Earlier
+from hpctk.methods.method import Run
+from hpctk.methods.replica import Replica
+from hpctk.tally import Stats, Tally
+from hpctk.world import World
+
+
+class Participant:
+    """A rank's part in a method, as checkpoints and statistics see it."""
+
+    _replica: Replica
+    _tally: Tally
+    _run: Run
+
+    @property
+    def world(self) -> World:
+        """The ranks that train together."""
+        return self._replica.world
+
+    @property
+    def stats(self) -> Stats:
+        """What was done on this rank so far."""
+        return self._tally.stats(self._run.counts.copy())
+
+    def load_stats(self, stats: Stats) -> None:
+        """Go on counting from what an earlier run had counted on this rank."""
+        self._tally.load(stats)
+        self._run.counts = Counter(stats.counts)
+
+    def close_stats(self) -> None:
+        """Close this rank's statistics file, if there is one. Local; done at exit otherwise."""
+        self._tally.close()
+
+    def begin(self) -> None:
+        """Do nothing: the method was begun when this was made. For checkpoints."""
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return what this rank alone knows, such as residuals, by parameter names; not copies."""
+        return self._run.local_state()
+
+    def load_local_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state_dict` returned on this rank, by this way in or another."""
+        self._run.load_local_state(state)
+
+    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
+        """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
+        return self._run.resized_state(earlier)
