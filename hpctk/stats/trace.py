@@ -23,7 +23,7 @@ from hpctk.stats.schema import CALLS, LABELS, STEPS
 #: Rows that are in memory at a time.
 ROWS = 50_000
 STEPS_THREAD, CALLS_THREAD = 1, 2
-#: What stands beside a call and a step when one clicks at it.
+#: What stands beside a call and a step when one clicks at it, unless it is 0 or empty: most of it is.
 _CALL_DETAILS = tuple(
     c.name for c in CALLS.columns if c.name not in ("call", "start_s", "end_s", "operation")
 )
@@ -148,7 +148,7 @@ def _events(
         {
             "ph": "X", "pid": rank, "tid": thread, "name": names[i] or "?",
             "ts": round(float(starts[i]), 3), "dur": round(float(lengths[i]), 3),
-            "args": {name: values[i] for name, values in columns.items()},
+            "args": {name: values[i] for name, values in columns.items() if values[i] or name == "step"},
         }
         for i in np.flatnonzero(sound)
     ]  # fmt: skip

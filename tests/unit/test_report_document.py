@@ -94,6 +94,22 @@ def test_the_slowest_is_the_one_who_waits_least():
     assert any("slowest is rank 3 on host host1" in text for text in said)
 
 
+def test_where_all_wait_alike_nobody_is_called_slow():
+    def alike(_, tables):
+        tables["summary"]["waiting_s"] = 0.5 * tables["summary"]["seconds"]
+
+    def almost(rank, tables):
+        alike(rank, tables)
+        tables["summary"]["waiting_s"] *= 1 - 0.1 * (rank == 2)
+
+    assert not any("slowest" in text for text in report(run(4, change=alike))["findings"])
+    said = report(run(4, change=almost))["findings"]
+    assert (
+        "rank 0 waits 50 % of its communication time, and all others almost as much "
+        "(least: rank 2 on host host1, 45 %): nobody is slow." in said
+    )
+
+
 def test_bytes_per_step_against_averaging():
     said = report(run(4, density=0.02))["findings"]
     # 2 * 3/4 of 4 MB, and of 80 kB.

@@ -28,7 +28,16 @@ def test_seconds(seconds, text):
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0.41, "41 %"), (0, "0 %"), (0.0123, "1.23 %"), (1, "100 %"), (None, "?"), (math.nan, "?")],
+    [
+        (0.41, "41 %"),
+        (0, "0 %"),
+        (0.0123, "1.2 %"),
+        (0.0006, "0.06 %"),
+        (3e-6, "<0.01 %"),
+        (1, "100 %"),
+        (None, "?"),
+        (math.nan, "?"),
+    ],
 )
 def test_percent(share, text):
     assert numbers.percent(share) == text

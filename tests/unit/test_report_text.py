@@ -92,13 +92,16 @@ def test_unknown_bytes_are_not_shown_as_nothing():
 def test_bars_show_where_messages_are():
     def sizes(_, tables):
         tables["sizes"]["messages"] = 0
-        tables["sizes"]["messages"][[0, 3]] = 1, 1000
+        tables["sizes"]["messages"][[0, 3, 9]] = 1, 1000, 500
 
     lines = section(shown(run(2, change=sizes)), "MESSAGE SIZES").splitlines()
     assert lines[1].split() == ["0", "B", "to", "2", "B", "2", "0", "B", "#"]
     assert lines[2].split()[:5] == ["2", "B", "to", "4", "B"]
     assert lines[4].count("#") == 34
-    assert len(lines) == 5
+    # Many empty rows are one.
+    assert lines[5].split() == ["..."]
+    assert lines[6].count("#") == 17
+    assert len(lines) == 7
 
 
 def test_terminal_escapes_from_files_are_taken_out():

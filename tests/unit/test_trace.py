@@ -76,7 +76,7 @@ def test_rows_without_a_time_are_left_out():
 
     events = traced(run(1, steps=5, change=spoil))
     assert sum(one.get("tid") == 2 and one["ph"] == "X" for one in events) == 6
-    assert next(one for one in events if one["name"] == "step 0")["args"]["loss"] is None
+    assert next(one for one in events if one["name"] == "step 0")["args"].get("loss") is None
 
 
 def test_files_are_read_piece_by_piece(tmp_path, monkeypatch):

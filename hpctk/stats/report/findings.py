@@ -11,6 +11,8 @@ from hpctk.stats import metrics
 from hpctk.stats.report.numbers import bytes_text, count, percent, plural, rank_list, seconds_text, times
 
 Document = dict[str, Any]
+#: Where the one who waits least waits more than this share of what the one who waits most does, nobody is slow.
+EVEN = 0.75
 
 
 def findings(document: Document) -> list[str]:
@@ -82,10 +84,16 @@ def _waiting(document: Document) -> str:
     if found is None:
         return ""
     most, slowest = ranks[found.most], ranks[found.slowest]
+    least = slowest["waiting_share"] or 0.0
+    if least > EVEN * found.share:
+        return (
+            f"rank {most['rank']} waits {percent(found.share)} of its communication time, and all others almost as "
+            f"much (least: rank {slowest['rank']} on host {slowest['host'] or '?'}, {percent(least)}): nobody is slow."
+        )
     return (
         f"rank {most['rank']} waits {percent(found.share)} of its communication time; "
         f"slowest is rank {slowest['rank']} on host {slowest['host'] or '?'}, which waits "
-        f"{percent(slowest['waiting_share'])}."
+        f"{percent(least)}."
     )
 
 

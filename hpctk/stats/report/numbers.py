@@ -54,7 +54,11 @@ def percent(share: float | None) -> str:
     """Return a share: 41 %."""
     if share is None or not math.isfinite(share):
         return UNKNOWN
-    return f"{digits(share * 100) if abs(share) < 0.095 else format(share * 100, '.0f')} %"
+    size = abs(share) * 100
+    if 0 < size < 0.01:
+        return "<0.01 %"
+    decimals = 0 if size >= 9.95 or size == 0 else 1 if size >= 0.995 else 2
+    return f"{share * 100:.{decimals}f} %"
 
 
 def count(n: float | None) -> str:

@@ -20,7 +20,7 @@ from hpctk.stats.report.numbers import (
 from hpctk.stats.report.page_script import SCRIPT
 from hpctk.stats.report.page_style import STYLE
 from hpctk.stats.report.svg import escaped
-from hpctk.stats.report.text import called, moment, state
+from hpctk.stats.report.text import called, library, moment, places, state
 
 #: Rows of tables; of more ranks the extreme ones, of more calls those that took longest.
 RANKS, CALLS = 1000, 300
@@ -119,9 +119,9 @@ def _said(findings: Sequence[str]) -> str:
 def _header(document: dict[str, Any]) -> str:
     totals, last = document["totals"], document["recordings"][-1]
     facts = {
-        "ranks": f"{totals['ranks']} on {plural(totals['nodes'], 'node')}",
+        "ranks": places(totals),
         "method": called(last["settings"], last["method"]),
-        "library": last["library"],
+        "library": library(last),
         "command": last["command"],
         "began": moment(document["recordings"][0]["began"]),
         "recorded": f"{seconds_text(totals['wall_s'])} in {plural(len(document['recordings']), 'start')}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +54,17 @@ def _called(settings: Any, name: str) -> str:
     return f"{settings[name]}({', '.join(inside)})"
 
 
+def places(totals: dict[str, Any]) -> str:
+    """Return how many ranks there were, and on how many nodes where that is known."""
+    return f"{totals['ranks']}" + (f" on {plural(totals['nodes'], 'node')}" if totals["nodes"] else "")
+
+
+def library(one: dict[str, Any]) -> str:
+    """Return a recording's library without the particulars of its build."""
+    name: str = one["library"]
+    return name.split(",")[0]
+
+
 def state(one: dict[str, Any]) -> str:
     """Return how a recording stands."""
     if one["files"] < one["size"]:
@@ -67,9 +79,9 @@ def _header(document: Document) -> str:
         [
             ("run", document["run"]),
             ("starts", f"{len(recordings)} (totals are over all of them)" if len(recordings) > 1 else "1"),
-            ("ranks", f"{totals['ranks']} on {plural(totals['nodes'], 'node')}"),
+            ("ranks", places(totals)),
             ("method", called(last["settings"], last["method"])),
-            ("library", f"{last['library']}" + (f"; hpctk {last['hpctk']}" if last["hpctk"] else "")),
+            ("library", f"{library(last)}" + (f"; hpctk {last['hpctk']}" if last["hpctk"] else "")),
             ("command", last["command"]),
             ("began", moment(recordings[0]["began"])),
             (
@@ -182,9 +194,19 @@ def _sizes(document: Document) -> str:
         for i, one in enumerate(bins)
         if used[0] <= i <= used[-1]
     ]  # fmt: skip
+    rows = _without_gaps(rows)
     return "\n".join(
         f"{a:>20} {b:>11} {c:>9} {d}".rstrip() for a, b, c, d in [["", "messages", "bytes", ""], *rows]
     )
+
+
+def _without_gaps(rows: list[list[str]]) -> list[list[str]]:
+    """Return rows, with dots for three or more in a row that have no bar."""
+    kept: list[list[str]] = []
+    for bare, group in itertools.groupby(rows, key=lambda row: not row[-1]):
+        some = list(group)
+        kept += [["...", "", "", ""]] if bare and len(some) > 2 else some
+    return kept
 
 
 def _imbalance(document: Document) -> str:
