@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Container
 from pathlib import Path
 from struct import Struct
 from types import TracebackType
@@ -27,6 +28,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MOST = 4096
 #: Bytes of the names in a group, and of an object's messages.
 _MOST_BYTES = 1 << 20
+_HEAD_BYTES = 512
 _UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
 _SYMBOL_TABLE, _CONTINUATION = 0x11, 0x10
 _SOFT_LINK = 2
@@ -112,9 +114,11 @@ class PlainFile:
             raise HpctkError(f"is cut off: it has {self.length} bytes of {end}")
         return int(root)
 
-    def messages(self, address: int) -> Messages:
-        """Return the messages of an object, continuations and all."""
-        version, count, _, nbytes = _HEADER.unpack(self.at(address, _HEADER.size))
+    def messages(self, address: int, wanted: Container[int] | None = None) -> Messages:
+        """Return the messages of an object, continuations and all; those of some types alone where it is said."""
+        # Nearly all objects are shorter: one read instead of two.
+        head = self.at(address, max(_HEADER.size, min(_HEAD_BYTES, self.length - address)))
+        version, count, _, nbytes = _HEADER.unpack_from(head)
         if version != 1:
             raise HpctkError(f"is damaged: no object lies at {address}")
         found: Messages = []
@@ -123,17 +127,22 @@ class PlainFile:
             left -= length
             if left < 0 or count > MOST:
                 raise HpctkError(f"is damaged: the object at {address} is too long")
-            block, place = self.at(start, length), 0
-            while place + _MESSAGE.size <= length and len(found) < count:
+            if start == address + _HEADER.size and _HEADER.size + length <= len(head):
+                block = head[_HEADER.size : _HEADER.size + length]
+            else:
+                block = self.at(start, length)
+            place, last = 0, length - _MESSAGE.size
+            while place <= last and count:
                 kind, size, flags = _MESSAGE.unpack_from(block, place)
-                data = block[place + _MESSAGE.size : place + _MESSAGE.size + size]
-                if len(data) < size:
+                place, begin = place + _MESSAGE.size + size, place + _MESSAGE.size
+                if place > length:
                     raise HpctkError(f"is damaged: a message of the object at {address} is cut off")
-                place += _MESSAGE.size + size
+                count -= 1
                 if kind == _CONTINUATION and size >= _TWO.size:
-                    blocks.append(_TWO.unpack_from(data))
-                # A message that is shared says where it is instead of what: nothing that hpctk writes does.
-                found.append((kind if not flags & 2 else -kind, data))
+                    blocks.append(_TWO.unpack_from(block, begin))
+                elif wanted is None or kind in wanted:
+                    # A message that is shared says where it is instead of what: nothing that hpctk writes does.
+                    found.append((-kind if flags & 2 else kind, block[begin:place]))
         return found
 
     def links(self, messages: Messages) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -12,6 +13,8 @@ from hpctk.errors import HpctkError
 from hpctk.stats.plain_hdf5 import Messages
 
 SPACE, TYPE, EXTERNAL, LAYOUT, FILTERS, ATTRIBUTE = 0x1, 0x3, 0x7, 0x8, 0xB, 0xC
+#: What `column` looks at.
+COLUMN = frozenset((SPACE, TYPE, EXTERNAL, LAYOUT, FILTERS))
 _LAYOUTS = {0: "compact", 2: "chunked", 3: "virtual"}
 _CONTIGUOUS = 1
 _UNDEFINED = 0xFFFF_FFFF_FFFF_FFFF
@@ -22,6 +25,8 @@ _TYPE = Struct("<B3sI")
 _INTEGER = Struct("<HH")
 _FLOAT = Struct("<HHBBBBI")
 _IEEE = {4: (0, 32, 23, 8, 0, 23, 127), 8: (0, 64, 52, 11, 0, 52, 1023)}
+#: As much of a datatype as numbers and text need.
+_TYPE_BYTES = 24
 _PLACE = Struct("<QQ")
 _ATTRIBUTE = Struct("<BBHHH")
 
@@ -37,20 +42,19 @@ class Stored:
 
 def column(messages: Messages) -> Stored:
     """Return where a dataset's values lie; HpctkError, with what goes after its name, where they lie otherwise."""
-    found = {abs(kind): data for kind, data in messages if kind in (SPACE, TYPE, LAYOUT)}
-    kinds = {abs(kind) for kind, _ in messages}
-    if EXTERNAL in kinds:
+    found = dict(messages)
+    if EXTERNAL in found or -EXTERNAL in found:
         raise HpctkError("lies in another file; hpctk reads only what lies in one piece")
-    if FILTERS in kinds:
+    if FILTERS in found or -FILTERS in found:
         raise HpctkError("is compressed; hpctk reads only what lies in one piece")
-    if len(found) < 3:
+    if SPACE not in found or TYPE not in found or LAYOUT not in found:
         raise HpctkError("is no column")
     data = found[LAYOUT]
     kind = data[1] if len(data) > 1 else -1
     if data[:1] not in (b"\3", b"\4") or kind != _CONTIGUOUS or len(data) < 2 + _PLACE.size:
         raise HpctkError(f"is stored {_LAYOUTS.get(kind, 'oddly')}; hpctk reads only what lies in one piece")
     offset, nbytes = _PLACE.unpack_from(data, 2)
-    shape, dtype = dimensions(found[SPACE]), number_or_text(found[TYPE])
+    shape, dtype = dimensions(found[SPACE]), number_or_text(found[TYPE][:_TYPE_BYTES])
     if dtype is None:
         raise HpctkError("has a type that hpctk does not write")
     if shape is None or len(shape) != 1:
@@ -77,7 +81,7 @@ def attribute(data: bytes) -> tuple[str, str | int | float | None]:
     # From version 2 on the flags say that type or space are elsewhere.
     if version not in (1, 2, 3) or (version > 1 and flags) or dimensions(space) != ():
         return text, None
-    dtype = number_or_text(kind)
+    dtype = number_or_text(kind[:_TYPE_BYTES])
     value = data[start : start + dtype.itemsize] if dtype is not None else b""
     if dtype is None or len(value) < dtype.itemsize:
         return text, None
@@ -97,6 +101,7 @@ def dimensions(data: bytes) -> tuple[int, ...] | None:
     return tuple(int.from_bytes(data[start + 8 * i : start + 8 * i + 8], "little") for i in range(rank))
 
 
+@lru_cache(maxsize=256)
 def number_or_text(data: bytes) -> np.dtype[Any] | None:
     """Return a datatype as numpy's: whole numbers, IEEE floats, text of fixed length; None for any other."""
     if len(data) < _TYPE.size:

@@ -182,7 +182,7 @@ def _columns(file: PlainFile, links: Mapping[str, int], table: TableFormat) -> d
     found = {}
     for column in table.columns:
         called = f"{name}/{column.name}"
-        messages = file.messages(_plain(objects, column.name, f"{name}/"))
+        messages = file.messages(_plain(objects, column.name, f"{name}/"), plain_messages.COLUMN)
         try:
             stored = plain_messages.column(messages)
         except HpctkError as error:
