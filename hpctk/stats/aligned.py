@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from hpctk.stats.read import RankStats, RecordingStats
+from hpctk.stats.read import RecordingStats
 
 
 def shifts(recording: RecordingStats) -> dict[int, float]:
-    """Return what is added to each rank's seconds to have them on rank 0's clock; 0 where nobody measured it."""
-    return {rank: _sound(stats.attributes.get("clock_offset_s")) for rank, stats in recording.ranks.items()}
+    """Return what is added to each rank's seconds to have them since rank 0's recording began; 0 where it is not known.
+
+    Where rank 0 left no file, since that of the lowest rank that did.
+    """
+    offsets = {rank: stats.attributes.get("clock_offset_s") for rank, stats in recording.ranks.items()}
+    origin = offsets.get(min(offsets, default=0))
+    return {rank: _between(origin, offset) for rank, offset in offsets.items()}
 
 
-def error_s(stats: RankStats) -> float | None:
-    """Return by how much a rank's shift may be wrong, None where nobody knows."""
-    value = stats.attributes.get("clock_error_s")
-    return value if isinstance(value, float) and math.isfinite(value) and value >= 0 else None
-
-
-def _sound(offset: Any) -> float:
-    return float(offset) if isinstance(offset, int | float) and abs(offset) < 1e9 else 0.0
+def _between(origin: Any, offset: Any) -> float:
+    if not isinstance(origin, int | float) or not isinstance(offset, int | float):
+        return 0.0
+    between = float(offset) - float(origin)
+    # Ranks start within a day of each other: what is farther away is no clock, and NaN is not even that.
+    return between if abs(between) < 86400 else 0.0

@@ -12,7 +12,7 @@ from hpctk.stats.report.account import account
 from hpctk.stats.report.document import document
 from hpctk.stats.report.figure_bars import grouped
 from hpctk.stats.report.figures import FIGURES, Material
-from hpctk.stats.report.lines import Line, chart
+from hpctk.stats.report.lines import Line, chart, smoothed
 from hpctk.stats.report.page import page
 from hpctk.stats.report.svg import log_ticks, ticks
 from hpctk.stats.report.timeline import lanes
@@ -204,3 +204,10 @@ def test_a_chart_of_nothing_is_nothing_and_of_one_point_is_a_dot():
     one = chart([Line("a", "first", [1.0], [2.0])], "x", "x", str)
     assert "<circle" in one
     assert "polyline" not in one
+
+
+def test_smoothed_losses():
+    assert smoothed([1.0, 4.0, 16.0], width=3) == pytest.approx([2.0, 4.0, 8.0])
+    assert smoothed([-1.0, 0.0, 4.0], width=3) == pytest.approx([-0.5, 1.0, 2.0])
+    assert smoothed([None, None, None, 2.0, np.nan], width=3) == [None, None, 2.0, 2.0, 2.0]
+    assert smoothed([]) == []

@@ -7,11 +7,12 @@ import tracemalloc
 import numpy as np
 import pytest
 from stats_files import rank_tables, write_rank, write_run
-from stats_memory import run
+from stats_memory import rank_stats, run
 
 from hpctk.errors import HpctkError
 from hpctk.stats import trace
-from hpctk.stats.read import load
+from hpctk.stats.aligned import shifts
+from hpctk.stats.read import RecordingStats, load
 from hpctk.stats.trace import Cut, write
 
 
@@ -106,3 +107,18 @@ def test_memory_does_not_grow_with_calls(tmp_path, monkeypatch):
 
     few = peak(300)
     assert peak(2400) < 1.5 * few
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ({0: 5000.0, 1: 5000.25}, {0: 0.0, 1: 0.25}),
+        ({1: 7.0, 2: 6.5}, {1: 0.0, 2: -0.5}),
+        ({0: 0.0, 1: np.nan, 2: 1e12, 3: "x", 4: None}, {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}),
+        ({0: np.nan, 1: 3.0}, {0: 0.0, 1: 0.0}),
+    ],
+    ids=["rank 0", "without rank 0", "no clocks", "rank 0 has none"],
+)
+def test_clocks_are_compared_with_that_of_the_first_rank(offsets, expected):
+    ranks = {rank: rank_stats(rank, 5, clock_offset_s=offset) for rank, offset in offsets.items()}
+    assert shifts(RecordingStats(0, 5, ranks)) == pytest.approx(expected)

@@ -8,7 +8,7 @@ from typing import Any
 from hpctk.stats.report.compare import ROWS, equal
 from hpctk.stats.report.figure_runs import run_bars
 from hpctk.stats.report.figures import Figure
-from hpctk.stats.report.lines import Line, chart
+from hpctk.stats.report.lines import Line, chart, smoothed
 from hpctk.stats.report.numbers import bytes_text, count, percent, plural, seconds_text
 from hpctk.stats.report.page import Column, figure, framed, table, warnings
 from hpctk.stats.report.svg import escaped
@@ -24,7 +24,12 @@ def page(found: dict[str, Any], documents: Sequence[dict[str, Any]]) -> str:
 
     def loss(against: str, name: str, show: Callable[[float], str]) -> str:
         lines = [
-            Line(one["name"], f"run{i % COLOURS}", document["curve"][against], document["curve"]["loss"])
+            Line(
+                one["name"],
+                f"run{i % COLOURS}",
+                document["curve"][against],
+                smoothed(document["curve"]["loss"]),
+            )
             for i, (one, document) in enumerate(zip(runs, documents, strict=True))
             if max((x for x in document["curve"][against] if x is not None), default=0) > 0
         ]

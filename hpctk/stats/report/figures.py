@@ -11,7 +11,7 @@ from hpctk.stats.report.figure_bars import MOST, PARTS, bars
 from hpctk.stats.report.figure_matrix import matrix
 from hpctk.stats.report.figure_sizes import sizes
 from hpctk.stats.report.figure_timeline import timeline
-from hpctk.stats.report.lines import Line, chart
+from hpctk.stats.report.lines import Line, chart, smoothed
 from hpctk.stats.report.matrix import MOST as FIELDS
 from hpctk.stats.report.numbers import bytes_text, count, seconds_text
 from hpctk.stats.report.timeline import Lane
@@ -65,9 +65,14 @@ def _volume(material: Material) -> str:
 
 def _loss(material: Material, against: str, name: str, show: Callable[[float], str]) -> str:
     curve = material.document["curve"]
-    line = Line("loss", "first", curve[against], curve["loss"])
     # A rank that sent nothing has its whole course at one place.
-    return "" if max(curve[against], default=0) <= 0 else chart([line], f"loss against {name}", name, show)
+    if max((x or 0.0 for x in curve[against]), default=0) <= 0:
+        return ""
+    lines = [
+        Line("loss", "faint first", curve[against], curve["loss"]),
+        Line("loss, smoothed", "first", curve[against], smoothed(curve["loss"])),
+    ]
+    return chart(lines, f"loss against {name}", name, show)
 
 
 FIGURES = (
@@ -112,13 +117,13 @@ FIGURES = (
     ),
     Figure(
         "Loss against bytes",
-        "The mean loss of all ranks against the bytes that a rank had sent.",
+        "The mean loss of all ranks, and smoothed, against the bytes that a rank had sent.",
         "No loss was given to the optimizer, or no bytes were counted.",
         lambda material: _loss(material, "sent_bytes", "bytes sent by a rank", bytes_text),
     ),
     Figure(
         "Loss against seconds",
-        "The mean loss of all ranks against the seconds of their steps.",
+        "The mean loss of all ranks, and smoothed, against the seconds of their steps.",
         "No loss was given to the optimizer.",
         lambda material: _loss(material, "seconds", "seconds", seconds_text),
     ),

@@ -12,6 +12,8 @@ from hpctk.stats.report.svg import Axis, Svg, frame
 WIDTH, HEIGHT = 440.0, 240.0
 #: A range wider than this is shown by logarithms.
 WIDE = 20.0
+#: Points over which a noisy line is smoothed.
+SMOOTH = 11
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,8 @@ class Line:
 
     name: str
     kind: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Sequence[float | None]
+    y: Sequence[float | None]
 
     def points(self) -> list[tuple[float, float]]:
         """Return the points that can be shown."""
@@ -30,6 +32,26 @@ class Line:
             for a, b in zip(self.x, self.y, strict=True)
             if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
         ]
+
+
+def smoothed(values: Sequence[float | None], width: int = SMOOTH) -> list[float | None]:
+    """Return running means, of fewer values at both ends; of logarithms where all are above 0. Not in place."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    log = bool(known) and min(known) > 0
+    found: list[float | None] = []
+    for i in range(len(values)):
+        part = [
+            v
+            for v in values[max(0, i - width // 2) : i + width // 2 + 1]
+            if v is not None and math.isfinite(v)
+        ]
+        if not part:
+            found.append(None)
+        elif log:
+            found.append(math.exp(sum(math.log(v) for v in part) / len(part)))
+        else:
+            found.append(sum(part) / len(part))
+    return found
 
 
 def chart(

@@ -65,6 +65,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .step { fill: var(--step); background: var(--step); } .call { fill: var(--call); background: var(--call); }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .first.line { stroke: var(--accent); } .first.dot { fill: var(--accent); } i.first { background: var(--accent); }
+.faint { opacity: 0.3; stroke-width: 1; }
 .second.line { stroke: var(--second); stroke-dasharray: 6 4; } .second.dot { fill: var(--second); }
 i.second { background: var(--second); }
 """ + "".join(
