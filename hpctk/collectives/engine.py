@@ -208,9 +208,11 @@ class Engine:
                     vigil.progress()
                     before = time.perf_counter()
                 else:
+                    combined_s = run.combining_s
                     vigil.nap(run.peers)
                     now = time.perf_counter()
-                    run.waiting_s += now - before
+                    # A nap lets runs make progress, this one, too.
+                    run.waiting_s += now - before - (run.combining_s - combined_s)
                     before = now
         finally:
             self.exposed_s += time.perf_counter() - began
@@ -312,8 +314,10 @@ class Engine:
 
 
 def _tell(call: Call, recorders: list[Recorder], span: Span | None) -> None:
-    """Report a call, or keep it while the span is open that it belongs to."""
-    if span is not None and span.is_open:
+    """Report a call, or keep it while a span is open that it belongs to."""
+    while span is not None and not span.is_open:
+        span = span.outer
+    if span is not None:
         span.calls.append((call, recorders))
         return
     for recorder in recorders:

@@ -116,6 +116,7 @@ class Recording:
         environment: Mapping[str, str],
         dense_step_bytes: int = 0,
     ) -> None:
+        self.path = path
         self._settings, self._communicator, self._dense_step_bytes = settings, communicator, dense_step_bytes
         self.traffic: Traffic | None = Traffic(size)
         self.began_s = time.perf_counter()
