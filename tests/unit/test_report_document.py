@@ -127,6 +127,27 @@ def test_restarts_are_added_up():
     )
 
 
+def test_restarts_of_which_each_lacks_another_rank():
+    stats = RunStats(
+        run(1).path, [recording(3, number=0, missing=(2,)), recording(3, number=1, missing=(0,))]
+    )
+    shown = report(stats)
+    assert [one["steps"] for one in shown["ranks"]] == [20, 40, 20]
+    assert shown["missing"] == [
+        "start 0: rank 2 is missing: no such file",
+        "start 1: rank 0 is missing: no such file",
+    ]
+
+
+def test_what_is_counted_is_whole_and_what_is_measured_is_not():
+    shown = report(run(2))
+    assert type(shown["totals"]["steps"]) is int
+    assert type(shown["ranks"][0]["sent_bytes"]) is int
+    assert type(shown["message_sizes"][15]["messages"]) is int
+    assert type(shown["efficiency"]["runtime_s"]) is float
+    assert type(shown["compression"]["dense_wire"]) is float
+
+
 def test_restarts_with_another_number_of_ranks():
     stats = RunStats(run(1).path, [recording(4, number=0), recording(2, number=1)])
     shown = report(stats)

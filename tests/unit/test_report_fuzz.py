@@ -33,12 +33,19 @@ def spoiled(data, rng):
     return bytes(bytes_)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run, and what its files hold."""
+    run = write_run(tmp_path_factory.mktemp("fuzz"), 3, steps=6)
+    return run, {path: path.read_bytes() for path in sorted(run.glob("*/*.h5"))}
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", range(40))
-def test_overwritten_files(tmp_path, seed):
-    run, rng = write_run(tmp_path / "run", 3, steps=6), random.Random(seed)
-    for path in sorted(run.glob("*/*.h5"))[1:]:
-        path.write_bytes(spoiled(path.read_bytes(), rng))
+def test_overwritten_files(made, seed):
+    (run, files), rng = made, random.Random(seed)
+    for path in list(files)[1:]:
+        path.write_bytes(spoiled(files[path], rng))
     # One file is whole, so there is something to show.
     stats = load(run)
     found = account(stats)
@@ -49,8 +56,8 @@ def test_overwritten_files(tmp_path, seed):
     assert "\x1b" not in lines
     drawn = page(Material(shown, found, lanes(stats)))
     side_by_side = compare.comparison([shown, shown])
-    for made in (drawn, compare_page.page(side_by_side, [shown, shown])):
-        assert made.count("<script") == 1
+    for html in (drawn, compare_page.page(side_by_side, [shown, shown])):
+        assert html.count("<script") == 1
     assert max(map(len, compare.text(side_by_side).splitlines())) <= WIDTH
     file = io.StringIO()
     write(stats, file)

@@ -61,6 +61,8 @@ class Account:
         Those with a file in any recording; `hosts`, `nodes` and `open` (not closed in the last) belong to them.
     amounts : dict of str to array
         AMOUNTS of those ranks, summed over recordings.
+    curve_ranks : set of int
+        Those whose steps were read.
     problems : list of str
         What could not be read, and numbers that made no sense.
     """
@@ -77,7 +79,7 @@ class Account:
     matrix: Matrix
     courses: list[curve.Course]
     counts: dict[str, float]
-    curve_ranks: int
+    curve_ranks: set[int]
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -94,7 +96,7 @@ def account(run: RunStats) -> Account:
     found = Account(
         str(run.path), [], ranks, [""] * n, [0] * n, [False] * n, {name: np.zeros(n) for name in AMOUNTS}, Calls(),
         {name: np.zeros(schema.SIZE_BINS) for name in ("messages", "sent_bytes", "calls")}, Matrix(size), [],
-        dict.fromkeys(curve.COUNTS, 0.0), 0,
+        dict.fromkeys(curve.COUNTS, 0.0), set(),
     )  # fmt: skip
     senseless = sum(_add_recording(found, recording) for recording in run.recordings)
     found.problems += [f"start {number}: {printable(why)}" for number, why in run.unreadable.items()]
@@ -123,7 +125,7 @@ def _add_recording(found: Account, recording: RecordingStats) -> int:
             found.problems.append(f"start {recording.number}, rank {rank}: {printable(error)}")
     found.problems += [f"start {recording.number}: {printable(why)}" for why in recording.foreign.values()]
     found.courses.append(course)
-    found.curve_ranks = max(found.curve_ranks, len(stepping))
+    found.curve_ranks |= stepping
     found.recordings.append(_recording(recording))
     return senseless
 

@@ -22,6 +22,8 @@ from hpctk.stats.report.numbers import printable, rank_list
 
 #: Raised when the meaning of a key changes.
 VERSION = 1
+#: Keys that end like this are of things that are counted.
+_COUNTED = ("bytes", "calls", "messages", "steps", "dropped", *curve.COUNTS)
 #: The parts of a rank's communication; the rest is `other_s`.
 PARTS = ("waiting_s", "combining_s", "compressing_s", "decompressing_s", "staging_s")
 
@@ -50,7 +52,7 @@ def document(found: Account) -> dict[str, Any]:
         "imbalance": _imbalances(found, useful),
         "compression": _compression(found),
         "per_step": _per_step(found),
-        "counts": {**found.counts, "ranks": found.curve_ranks},
+        "counts": {**found.counts, "ranks": len(found.curve_ranks)},
         "curve": asdict(curve.curve(found.courses)),
         "problems": list(found.problems),
     }  # fmt: skip
@@ -60,13 +62,15 @@ def document(found: Account) -> dict[str, Any]:
     return plain
 
 
-def finite(value: Any) -> Any:
-    """Return a document in which numbers that JSON does not know are None."""
+def finite(value: Any, key: str = "") -> Any:
+    """Return a document in which numbers that JSON does not know are None, and what is counted is whole."""
     if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() and key.endswith(_COUNTED) else float(value)
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: finite(one, name) for name, one in value.items()}
+    return [finite(one, key) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _recording(one: RecordingAccount) -> dict[str, Any]:
