@@ -111,7 +111,7 @@ def _names(paths: Sequence[str]) -> list[str]:
 def text(found: Document) -> str:
     """Return the comparison for a terminal; runs that do not fit beside each other follow below."""
     runs = found["runs"]
-    width = max(12, min(24, max(len(one["name"]) for one in runs)))
+    width = max(9, min(24, max(len(one["name"]) for one in runs)))
     at_once = max(1, (WIDTH - 25) // (width + 2))
     parts = []
     for first in range(0, len(runs), at_once):

@@ -13,6 +13,8 @@ from hpctk.stats.report.numbers import bytes_text, count, percent, plural, rank_
 Document = dict[str, Any]
 #: Where the one who waits least waits more than this share of what the one who waits most does, nobody is slow.
 EVEN = 0.75
+#: A file that ends so much before the last one is worth a word: files are not written at the same moment.
+LAG_S = 1.0
 
 
 def findings(document: Document) -> list[str]:
@@ -71,7 +73,7 @@ def _lagging(document: Document) -> list[str]:
         return []
     first = min(open_ranks, key=lambda one: one["flushed_s"])
     last = max(one["flushed_s"] for one in document["ranks"])
-    if last <= first["flushed_s"]:
+    if last < first["flushed_s"] + LAG_S:
         return []
     return [
         f"rank {first['rank']}'s file ends {seconds_text(last - first['flushed_s'])} before the last one does"
