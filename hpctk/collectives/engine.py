@@ -289,7 +289,7 @@ class Engine:
     def report(self, call: Call) -> None:
         """Tell the recorders of a call that was `opened` and is over now."""
         call.seconds = time.perf_counter() - call.began_s
-        _tell(call, list(self.recorders), self._span)
+        _tell(call, self.recorders, self._span)
 
     def heard(self, operation: str, why: str, nbytes: int, began_s: float) -> None:
         """Tell those who want to know of the few bytes by which ranks agree in a step. The library moved them."""
@@ -303,11 +303,11 @@ class Engine:
             )  # fmt: skip
             _tell(call, listening, None)
 
-    def count(self, peer: int, sent_bytes: int, received_bytes: int) -> None:
-        """Count messages to and from a peer that did not go through a plan."""
+    def count(self, peer: int, sent_bytes: int, received_bytes: int, messages: int = 1) -> None:
+        """Count messages to and from a peer that did not go through a plan, each of so many bytes."""
         for traffic in self._traffic():
-            traffic.sent(peer, sent_bytes)
-            traffic.received(peer, received_bytes)
+            traffic.outgoing[peer, sent_bytes] += messages
+            traffic.incoming[peer, received_bytes] += messages
 
     def _traffic(self) -> Sequence[Traffic]:
         return [recorder.traffic for recorder in self.recorders if recorder.traffic is not None]
@@ -318,7 +318,8 @@ def _tell(call: Call, recorders: list[Recorder], span: Span | None) -> None:
     while span is not None and not span.is_open:
         span = span.outer
     if span is not None:
-        span.calls.append((call, recorders))
+        # A copy: the engine's own list changes.
+        span.calls.append((call, list(recorders)))
         return
     for recorder in recorders:
         recorder.record(call)
