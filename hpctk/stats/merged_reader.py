@@ -119,7 +119,7 @@ class _RankOfCopy:
     def __init__(self, copy: _Copy, place: dict[str, tuple[int, int]], cell: tuple[int, int, int]) -> None:
         self._copy, self._place, self._cell = copy, place, cell
 
-    def __call__(self, path: Path, names: list[str], progress: dict[str, Any]) -> dict[str, Table]:
+    def __call__(self, path: Path, names: list[str], progress: dict[str, Any], _: object) -> dict[str, Table]:
         found: dict[str, Table] = {}
         for name in names:
             if name == "progress":

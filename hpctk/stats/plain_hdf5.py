@@ -57,6 +57,8 @@ class PlainFile:
             if not stat.S_ISREG(status.st_mode):
                 raise HpctkError("is not a file")
             self.length = status.st_size
+            #: Another one where the file was replaced.
+            self.identity = (status.st_dev, status.st_ino, status.st_size)
             self.root = self._root()
         except BaseException:
             os.close(self._descriptor)

@@ -35,6 +35,14 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Where the columns of which file lie."""
+
+    identity: tuple[int, int, int]
+    tables: dict[str, dict[str, Stored]]
+
+
+@dataclass(frozen=True)
 class Contents:
     """What a file says of itself, and the tables that were asked for."""
 
@@ -42,6 +50,7 @@ class Contents:
     environment: dict[str, str]
     progress: dict[str, Any]
     tables: dict[str, Table]
+    layout: Layout
 
 
 def read(path: Path, tables: Sequence[str] = ()) -> Contents:
@@ -61,16 +70,23 @@ def read(path: Path, tables: Sequence[str] = ()) -> Contents:
         for name, columns in stored.items():
             _check_rows(name, columns, progress, int(attributes["size"]))
         found = {name: _values(file, stored[name], _rows(name, progress)) for name in tables}
-    return Contents(attributes, environment, progress, found)
+        return Contents(attributes, environment, progress, found, Layout(file.identity, stored))
 
 
-def read_tables(path: Path, tables: Sequence[str], progress: Mapping[str, Any]) -> dict[str, Table]:
-    """Read tables up to the rows that `progress` says: a file that has grown since is cut to what it was."""
+def read_tables(
+    path: Path, tables: Sequence[str], progress: Mapping[str, Any], layout: Layout | None = None
+) -> dict[str, Table]:
+    """Read tables up to the rows that `progress` says: a file that has grown since is cut to what it was.
+
+    Where it still is the file of `layout`, that says where they are.
+    """
     with opened(path) as file:
-        links = file.links(file.messages(file.root))
+        known = layout.tables if layout is not None and layout.identity == file.identity else {}
+        links = {} if known else file.links(file.messages(file.root))
         found = {}
         for name in tables:
-            columns = _columns(file, links, _table(name))
+            table = _table(name)
+            columns = known[name] if known else _columns(file, links, table)
             _check_rows(name, columns, progress, None)
             found[name] = _values(file, columns, _rows(name, progress))
     return found

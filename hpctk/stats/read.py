@@ -67,6 +67,7 @@ class RankStats:
     progress: dict[str, Any]
     _kept: dict[str, Table] = field(default_factory=dict, repr=False, compare=False)
     _read: Callable[..., dict[str, Table]] = field(default=rank_reader.read_tables, repr=False, compare=False)
+    _layout: rank_reader.Layout | None = field(default=None, repr=False, compare=False)
 
     def keep(self, names: Iterable[str]) -> None:
         """Read tables and keep them in memory."""
@@ -79,7 +80,7 @@ class RankStats:
     def tables(self, *names: str) -> dict[str, Table]:
         """Return several tables, by name; the file is opened once, or not at all for what `load` has kept."""
         rest = [name for name in names if name not in self._kept]
-        found = self._read(self.path, rest, self.progress) if rest else {}
+        found = self._read(self.path, rest, self.progress, self._layout) if rest else {}
         return {name: self._kept[name] if name in self._kept else found[name] for name in names}
 
     def part(self, name: str, columns: Sequence[str], rows: slice = slice(None)) -> Table:
@@ -239,8 +240,9 @@ def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = Non
     if expected is not None and rank != expected:
         raise HpctkError(f"{path}: is the file of rank {rank}, not of {expected}")
     return RankStats(
-        path, rank, size, contents.attributes, contents.environment, contents.progress, contents.tables
-    )
+        path, rank, size, contents.attributes, contents.environment, contents.progress,
+        contents.tables, _layout=contents.layout,
+    )  # fmt: skip
 
 
 def _file(path: Path, tables: tuple[str, ...]) -> RunStats:

@@ -133,3 +133,13 @@ def test_what_is_asked_for_at_once_is_kept(tmp_path):
     assert len(run.table("peers")["peer"]) == 4
     with pytest.raises(HpctkError, match=r"rank-00000.h5: cannot be read \(No such file"):
         run.table("calls")
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path):
+    # A rank whose room ended made a larger one: its columns lie elsewhere.
+    path = write_rank(tmp_path, 0, 1, rank_tables(0, 1, steps=5), closed=False)
+    stats = hpctk.stats.load(path).recordings[0].ranks[0]
+    write_rank(tmp_path, 0, 1, rank_tables(0, 1, steps=50), closed=False)
+    np.testing.assert_array_equal(
+        stats.table("steps")["loss"], rank_tables(0, 1, steps=50)["steps"]["loss"][:5]
+    )
