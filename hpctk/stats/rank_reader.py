@@ -92,6 +92,26 @@ def read_tables(
     return found
 
 
+def read_part(
+    path: Path, table: str, progress: Mapping[str, Any], columns: Sequence[str], rows: slice
+) -> Table:
+    """Read some columns and rows of a table, no more."""
+    with opened(path) as file:
+        stored = _columns(file, file.links(file.messages(file.root)), _table(table))
+        _check_rows(table, stored, progress, None)
+        filled = _rows(table, progress)
+        room = next(iter(stored.values())).rows
+        first, last, _ = rows.indices(room if filled is None else filled)
+        found = {}
+        for name in columns:
+            dtype = stored[name].dtype
+            count = max(0, last - first)
+            found[name] = file.array(
+                stored[name].offset + first * dtype.itemsize if count else 0, count, dtype
+            )
+    return found
+
+
 def read_attributes(path: Path) -> dict[str, Value | None]:
     """Read the attributes of a file's root, None for those that are not one number or text."""
     with opened(path) as file:

@@ -83,6 +83,13 @@ class RankStats:
         found = self._read(self.path, rest, self.progress, self._layout) if rest else {}
         return {name: self._kept[name] if name in self._kept else found[name] for name in names}
 
+    def part(self, name: str, columns: Sequence[str], rows: slice = slice(None)) -> Table:
+        """Return some columns and rows of a table, for one that may be long: no more than that is read."""
+        if name in self._kept or self._read is not rank_reader.read_tables:
+            table = self.table(name)
+            return {column: table[column][rows] for column in columns}
+        return rank_reader.read_part(self.path, name, self.progress, columns, rows)
+
 
 @dataclass(frozen=True)
 class RecordingStats:
