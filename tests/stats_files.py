@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 
 from hpctk.stats import schema
@@ -109,3 +110,49 @@ def write_run(run, size=4, *, per_node=2, missing=(), running=(), recordings=1, 
                 recording=number,
             )
     return Path(run)
+
+
+MARKS = {
+    name: 0x7A_0000_0001 + i for i, name in enumerate(("rank", "node", "pid", "local_rank", "local_size"))
+}
+
+
+def write_many(run, size, *, steps=20, per_node=8, missing=(), running=()):
+    """Write a run folder of many ranks: HDF5 lays out one file, the others are copies with their own values."""
+    folder = Path(run) / "000"
+    folder.mkdir(parents=True, exist_ok=True)
+    models = {closed: _model(folder / "model.h5", size, steps, per_node, closed) for closed in (True, False)}
+    for rank in sorted(set(range(size)) - set(missing)):
+        data, attrs, places = models[rank not in running]
+        mine, told, tables = bytearray(data), attributes(rank, size, per_node), rank_tables(rank, size, steps)
+        told["host"] = told["host"].encode().ljust(8, b"\0")
+        for name, place in attrs.items():
+            value = told[name] if name == "host" else np.array(told[name]).tobytes()
+            mine[place : place + 8] = value
+        for (name, column), place in places.items():
+            values = tables[name][column].tobytes()
+            mine[place : place + len(values)] = values
+        (folder / file_name(rank)).write_bytes(mine)
+    return Path(run)
+
+
+def _model(path, size, steps, per_node, closed):
+    """Return a file's bytes, and where its attributes and columns lie in them."""
+    tables = rank_tables(0, size, steps)
+    rows, marks = (
+        {name: len(tables[name]) for name in schema.TABLES},
+        {**MARKS, "clock_offset_s": 0.123456789},
+    )
+    told = {**attributes(0, size, per_node), **marks, "host": "hostMARK"}
+    file = RankFile(path, told, {"SLURM_JOB_ID": "7"}, rows)
+    file.close(rows) if closed else file.abandon()
+    data = path.read_bytes()
+    with h5py.File(path) as opened:
+        places = {
+            (name, column.name): opened[name][column.name].id.get_offset()
+            for name, table in schema.TABLES.items()
+            for column in table.columns
+        }
+    path.unlink()
+    attrs = {name: data.index(np.array(mark).tobytes()) for name, mark in marks.items()}
+    return data, {**attrs, "host": data.index(b"hostMARK")}, places

@@ -22,6 +22,9 @@ COMMANDS = {
     "schedule": ("schedule", "list, draw and price the collective schedules"),
     "checkpoint": ("checkpoint", "show what a checkpoint holds, and whether it is whole"),
     "slurm": ("slurm", "write a job script for Slurm, or submit it"),
+    "merge": ("merge", "put all ranks' statistics of a run into one HDF5 file"),
+    "report": ("report", "say what a run's statistics show, as text, as a page or as JSON; compare runs"),
+    "trace": ("trace", "write a run's calls for Perfetto or chrome://tracing"),
     "train": ("train", "run a bundled training job on this communicator's ranks"),
 }
 

@@ -208,9 +208,11 @@ class Engine:
                     vigil.progress()
                     before = time.perf_counter()
                 else:
+                    combined_s = run.combining_s
                     vigil.nap(run.peers)
                     now = time.perf_counter()
-                    run.waiting_s += now - before
+                    # A nap lets runs make progress, this one, too.
+                    run.waiting_s += now - before - (run.combining_s - combined_s)
                     before = now
         finally:
             self.exposed_s += time.perf_counter() - began
@@ -287,7 +289,7 @@ class Engine:
     def report(self, call: Call) -> None:
         """Tell the recorders of a call that was `opened` and is over now."""
         call.seconds = time.perf_counter() - call.began_s
-        _tell(call, list(self.recorders), self._span)
+        _tell(call, self.recorders, self._span)
 
     def heard(self, operation: str, why: str, nbytes: int, began_s: float) -> None:
         """Tell those who want to know of the few bytes by which ranks agree in a step. The library moved them."""
@@ -301,20 +303,23 @@ class Engine:
             )  # fmt: skip
             _tell(call, listening, None)
 
-    def count(self, peer: int, sent_bytes: int, received_bytes: int) -> None:
-        """Count messages to and from a peer that did not go through a plan."""
+    def count(self, peer: int, sent_bytes: int, received_bytes: int, messages: int = 1) -> None:
+        """Count messages to and from a peer that did not go through a plan, each of so many bytes."""
         for traffic in self._traffic():
-            traffic.sent(peer, sent_bytes)
-            traffic.received(peer, received_bytes)
+            traffic.outgoing[peer, sent_bytes] += messages
+            traffic.incoming[peer, received_bytes] += messages
 
     def _traffic(self) -> Sequence[Traffic]:
         return [recorder.traffic for recorder in self.recorders if recorder.traffic is not None]
 
 
 def _tell(call: Call, recorders: list[Recorder], span: Span | None) -> None:
-    """Report a call, or keep it while the span is open that it belongs to."""
-    if span is not None and span.is_open:
-        span.calls.append((call, recorders))
+    """Report a call, or keep it while a span is open that it belongs to."""
+    while span is not None and not span.is_open:
+        span = span.outer
+    if span is not None:
+        # A copy: the engine's own list changes.
+        span.calls.append((call, list(recorders)))
         return
     for recorder in recorders:
         recorder.record(call)

@@ -189,7 +189,7 @@ class ParcelRun:
             self.sent_bytes += len(piece.data)
             self.messages += 1
             for traffic in self._traffic:
-                traffic.sent(piece.peer, len(piece.data))
+                traffic.outgoing[piece.peer, len(piece.data)] += 1
             self._sending.add(piece, self._transport.isend(piece.data, piece.message.peer, piece.message.tag))
 
     def _receive(self, message: Message, data: Any, is_header: bool) -> None:
@@ -197,7 +197,7 @@ class ParcelRun:
         piece: Any = Piece(message, data, is_header)
         self.received_bytes += len(data)
         for traffic in self._traffic:
-            traffic.received(message.peer, len(data))
+            traffic.incoming[message.peer, len(data)] += 1
         self._receiving.add(piece, self._transport.irecv(data, message.peer, message.tag))
 
     def _arrive(self, piece: Any) -> None:

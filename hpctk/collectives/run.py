@@ -256,7 +256,7 @@ class Run:
             data = self._kept.room(segment.peer, segment.lo, segment.hi)
         self.received_bytes += len(data)
         for traffic in self._traffic:
-            traffic.received(segment.peer, len(data))
+            traffic.incoming[segment.peer, len(data)] += 1
         self._fly(segment, self._transport.irecv(data, segment.peer, segment.tag))
 
     def _send_ready(self) -> None:
@@ -271,7 +271,7 @@ class Run:
             self.sent_bytes += len(data)
             self.messages += 1
             for traffic in self._traffic:
-                traffic.sent(segment.peer, len(data))
+                traffic.outgoing[segment.peer, len(data)] += 1
             self._fly(segment, self._transport.isend(data, segment.peer, segment.tag))
 
     def _blocked(self, segment: Segment) -> bool:

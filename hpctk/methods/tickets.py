@@ -83,6 +83,5 @@ class Tickets:
         call.sent_bytes, call.received_bytes = count * word.received_bytes, count * word.sent_bytes
         call.messages = count
         for peer, times in answered.items():
-            for _ in range(times):
-                self._engine.count(peer, word.received_bytes, word.sent_bytes)
+            self._engine.count(peer, word.received_bytes, word.sent_bytes, times)
         self._engine.report(call)

@@ -4,9 +4,10 @@
     recorder    what a collective tells about itself, and the counter that always listens
     tally       what an optimizer has done so far
     recording   the recorder that writes files: rank_file, traffic, metadata, clock
-    read        a run folder as Python objects (`hpctk.stats.load`)
+    read        a run folder as Python objects (`hpctk.stats.load`): rank_reader, plain_hdf5, plain_messages
+    merge       all ranks in one file: merged_format, merged_datasets, merged_reader
 
-Only `load` is imported from here; h5py comes with it.
+Only `load` is imported from here; numpy comes with it.
 """
 
 from __future__ import annotations

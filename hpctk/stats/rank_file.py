@@ -88,7 +88,8 @@ class RankFile:
         """Lay out a whole file beside its place, and put it there; return a descriptor and where columns lie."""
         unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            with h5py.File(unfinished, "w", locking="best-effort") as file:
+            # The oldest format: every HDF5 reads it, and so does plain_hdf5.py.
+            with h5py.File(unfinished, "w", libver="earliest", locking="best-effort") as file:
                 file.attrs.update(_plain({"schema": schema.NAME, "schema_version": schema.VERSION}))
                 file.attrs.update(_plain({"state": state, **self._attributes}))
                 file.create_group("environment").attrs.update(_plain(self._environment))
@@ -137,6 +138,11 @@ def describe(dataset: Any, column: Column) -> None:
 def stored(column: Column) -> Any:
     """Return a column's type in HDF5: strings say that they are UTF-8."""
     return h5py.string_dtype("utf-8", int(column.kind[1:])) if column.kind[0] == "S" else column.kind
+
+
+def put_attributes(place: Any, attributes: Attributes) -> None:
+    """Give a file, group or dataset attributes."""
+    place.attrs.update(_plain(attributes))
 
 
 def _plain(attributes: Attributes) -> dict[str, Any]:

@@ -4,32 +4,43 @@
     for recording in run.recordings:                # one for each start of training
         for rank in recording.ranks.values():       # those whose file is there; the others are in recording.missing
             rank.table("calls")["sent_bytes"].sum()
+    run.table("steps")                              # all recordings and ranks, with columns recording and rank
 
-A run folder holds a folder for each recording, 000, 001 and so on, and that a file for each rank.
+A run folder holds a folder for each recording, 000, 001 and so on, and that a file for each rank. One bad file does not
+spoil the rest: its rank is missing, and why.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from hpctk.errors import HpctkError
-from hpctk.stats import schema
+from hpctk.stats import merged_format, rank_reader, schema
+from hpctk.stats.rank_reader import Table
 
 #: The name of a rank's file.
 FILE = re.compile(r"rank-(\d{5,9})\.h5")
 #: The name of a recording's folder.
 FOLDER = re.compile(r"\d{3,9}")
+#: The name of the file that `hpctk merge` makes, unless it is told another.
+MERGED = "merged.h5"
 
 
 def file_name(rank: int) -> str:
     """Return the name of a rank's file."""
     return f"rank-{rank:05d}.h5"
+
+
+def folder_name(recording: int) -> str:
+    """Return the name of a recording's folder."""
+    return f"{recording:03d}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,8 @@ class RankStats:
     path : Path
     rank, size : int
     attributes : dict
-        Everything that describes the recording: host, node, state ("running" or "closed"), method and so on.
+        Everything that describes the recording: host, node, state ("running" or "closed"), method and so on; all of
+        `schema.ATTRIBUTES`, those that are not in the file as "", -1 or NaN.
     environment : dict of str to str
     progress : dict
         Column of the progress table: value.
@@ -53,15 +65,30 @@ class RankStats:
     attributes: dict[str, Any]
     environment: dict[str, str]
     progress: dict[str, Any]
+    _kept: dict[str, Table] = field(default_factory=dict, repr=False, compare=False)
+    _read: Callable[..., dict[str, Table]] = field(default=rank_reader.read_tables, repr=False, compare=False)
+    _layout: rank_reader.Layout | None = field(default=None, repr=False, compare=False)
 
-    def table(self, name: str) -> dict[str, Any]:
+    def keep(self, names: Iterable[str]) -> None:
+        """Read tables and keep them in memory."""
+        self._kept.update(self.tables(*names))
+
+    def table(self, name: str) -> Table:
         """Return a table as arrays by column, all as long; text as arrays of bytes ("S24")."""
-        rows = {"calls": "calls_rows", "steps": "steps_rows", "summary": "summary_rows"}.get(name)
-        with h5py.File(self.path, "r", locking="best-effort") as file:
-            columns = {column.name: file[name][column.name][:] for column in schema.TABLES[name].columns}
-        if rows is None:
-            return columns
-        return {column: values[: int(self.progress[rows])] for column, values in columns.items()}
+        return self.tables(name)[name]
+
+    def tables(self, *names: str) -> dict[str, Table]:
+        """Return several tables, by name; the file is opened once, or not at all for what `load` has kept."""
+        rest = [name for name in names if name not in self._kept]
+        found = self._read(self.path, rest, self.progress, self._layout) if rest else {}
+        return {name: self._kept[name] if name in self._kept else found[name] for name in names}
+
+    def part(self, name: str, columns: Sequence[str], rows: slice = slice(None)) -> Table:
+        """Return some columns and rows of a table, for one that may be long: no more than that is read."""
+        if name in self._kept or self._read is not rank_reader.read_tables:
+            table = self.table(name)
+            return {column: table[column][rows] for column in columns}
+        return rank_reader.read_part(self.path, name, self.progress, columns, rows)
 
 
 @dataclass(frozen=True)
@@ -74,58 +101,183 @@ class RecordingStats:
     size : int
         The number of ranks that there were.
     ranks : dict of int to RankStats
+        At least one, in order.
     missing : dict of int to str
-        Ranks without a readable file: why.
+        All other ranks below `size`: why there is no file, or what is wrong with it.
+    foreign : dict of str to str
+        Files that look like those of ranks and belong to none: name and why.
     """
 
     number: int
     size: int
     ranks: dict[int, RankStats]
     missing: dict[int, str] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)
+
+    def table(self, name: str) -> Table:
+        """Return a table of all its ranks, one after the other, with a column rank."""
+        return _joined(name, self.ranks.values(), lambda rank: {"rank": rank.rank})
 
 
 @dataclass(frozen=True)
 class RunStats:
-    """A run folder. `recordings` in the order they were begun."""
+    """A run.
+
+    Attributes
+    ----------
+    path : Path
+    recordings : list of RecordingStats
+        In the order they were begun; each has at least one rank that can be read.
+    unreadable : dict of int to str
+        Recordings without: why.
+    """
 
     path: Path
     recordings: list[RecordingStats]
+    unreadable: dict[int, str] = field(default_factory=dict)
+
+    def table(self, name: str) -> Table:
+        """Return a table of all recordings and ranks, one after the other, with columns recording and rank.
+
+        Examples
+        --------
+        >>> pandas.DataFrame(hpctk.stats.load("runs/7/stats").table("calls"))   # doctest: +SKIP
+        """
+        numbers = {id(rank): one.number for one in self.recordings for rank in one.ranks.values()}
+        ranks = [rank for one in self.recordings for rank in one.ranks.values()]
+        return _joined(name, ranks, lambda rank: {"recording": numbers[id(rank)], "rank": rank.rank})
 
 
-def load(path: str | Path) -> RunStats:
-    """Read a run folder (or the folder of one recording). HpctkError where there is nothing to read."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise HpctkError(f"{folder}: no such folder")
-    folders = sorted(x for x in folder.iterdir() if x.is_dir() and FOLDER.fullmatch(x.name))
-    if any(FILE.fullmatch(x.name) for x in folder.iterdir()):
-        folders = [folder]
-    recordings = [_recording(number, one) for number, one in enumerate(folders)]
-    if not any(recording.ranks for recording in recordings):
-        raise HpctkError(f"{folder}: no statistics here (no NNN/rank-NNNNN.h5)")
-    return RunStats(folder, recordings)
+def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
+    """Read statistics: of a run, of one recording, of one rank, or a merged file.
+
+    Parameters
+    ----------
+    path : path
+        A run folder, the folder of a recording in it, one rank's file, or what `hpctk merge` made.
+    tables : iterable of str
+        Tables to read at once and keep in memory; others are read when they are asked for.
+
+    Returns
+    -------
+    RunStats
+
+    Raises
+    ------
+    HpctkError
+        Where there is nothing to read; in one line, with what is wrong.
+    """
+    place, wanted = Path(path), tuple(tables)
+    for name in wanted:
+        _check_table(name)
+    try:
+        if place.is_dir():
+            return _folder(place, wanted)
+        if not place.exists():
+            raise HpctkError(f"{place}: no such file or folder")
+    except OSError as error:
+        raise HpctkError(f"{place}: cannot be read ({error.strerror or error})") from None
+    return _file(place, wanted)
 
 
-def _recording(number: int, folder: Path) -> RecordingStats:
-    found = sorted(x for x in folder.iterdir() if FILE.fullmatch(x.name))
-    ranks = {one.rank: one for one in map(read_rank, found)}
-    size = max((one.size for one in ranks.values()), default=0)
-    missing = {rank: "no file" for rank in range(size) if rank not in ranks}
-    return RecordingStats(number, size, ranks, missing)
+def _folder(folder: Path, tables: tuple[str, ...]) -> RunStats:
+    names = sorted(one.name for one in folder.iterdir())
+    if any(FILE.fullmatch(name) for name in names):
+        name = folder.resolve().name
+        folders = {int(name) if FOLDER.fullmatch(name) else 0: folder}
+    else:
+        numbers = sorted(int(name) for name in names if FOLDER.fullmatch(name))
+        folders = {number: folder / folder_name(number) for number in numbers}
+    recordings, unreadable = [], {}
+    for number, one in folders.items():
+        try:
+            recordings.append(_recording(number, one, tables))
+        except HpctkError as error:
+            unreadable[number] = str(error)
+    if recordings:
+        return RunStats(folder, recordings, unreadable)
+    # Of several, what is wrong with the first.
+    why = next(iter(unreadable.values()), f"{folder}: no statistics here (no NNN/rank-NNNNN.h5)")
+    raise HpctkError(why)
 
 
-def read_rank(path: Path) -> RankStats:
-    """Read what a rank's file says of itself; its tables are read when they are asked for."""
-    with h5py.File(path, "r", locking="best-effort") as file:
-        attributes = {name: _plain(value) for name, value in file.attrs.items()}
-        environment = {name: _plain(value) for name, value in file["environment"].attrs.items()}
-        progress = {
-            column.name: file["progress"][column.name][0].item() for column in schema.PROGRESS.columns
-        }
-    return RankStats(path, attributes["rank"], attributes["size"], attributes, environment, progress)
+def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingStats:
+    try:
+        names = [one.name for one in folder.iterdir()]
+    except OSError as error:
+        raise HpctkError(f"{folder}: cannot be read ({error.strerror or error})") from None
+    found, bad = {}, {}
+    for rank in sorted({int(match[1]) for name in names if (match := FILE.fullmatch(name))}):
+        try:
+            found[rank] = read_rank(folder / file_name(rank), tables, rank)
+        except HpctkError as error:
+            bad[rank] = str(error)
+    if not found:
+        why = next(iter(bad.values()), f"{folder}: no statistics here (no rank-NNNNN.h5)")
+        raise HpctkError(why)
+    # Whatever else was copied into the folder: the run is the one that most files are of.
+    run = Counter(_run(rank) for rank in found.values()).most_common(1)[0][0]
+    ranks = {rank: one for rank, one in found.items() if _run(one) == run}
+    for rank, one in found.items():
+        if rank not in ranks:
+            bad[rank] = (
+                f"{one.path}: is of another run ({_described(_run(one))}, the others {_described(run)})"
+            )
+    size = run[1]
+    missing = {
+        rank: bad.get(rank, f"{folder / file_name(rank)}: no such file")
+        for rank in range(size)
+        if rank not in ranks
+    }
+    foreign = {file_name(rank): why for rank, why in bad.items() if rank >= size}
+    return RecordingStats(number, size, ranks, missing, foreign)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    return value.item() if isinstance(value, np.generic) else value
+def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = None) -> RankStats:
+    """Read one rank's file: what it says of itself, and some tables. HpctkError where it is not of rank `expected`."""
+    contents = rank_reader.read(path, tables)
+    rank, size = int(contents.attributes["rank"]), int(contents.attributes["size"])
+    if expected is not None and rank != expected:
+        raise HpctkError(f"{path}: is the file of rank {rank}, not of {expected}")
+    return RankStats(
+        path, rank, size, contents.attributes, contents.environment, contents.progress,
+        contents.tables, _layout=contents.layout,
+    )  # fmt: skip
+
+
+def _file(path: Path, tables: tuple[str, ...]) -> RunStats:
+    """Read one file: a merged one, or a rank's."""
+    attributes = rank_reader.read_attributes(path)
+    if attributes.get("schema") == merged_format.NAME:
+        from hpctk.stats.merged_reader import load_merged
+
+        return load_merged(path, attributes, tables)
+    rank = read_rank(path, tables)
+    why = f"only {path} was read"
+    missing = {other: why for other in range(rank.size) if other != rank.rank}
+    number = max(0, int(rank.attributes["recording"]))
+    return RunStats(path, [RecordingStats(number, rank.size, {rank.rank: rank}, missing)])
+
+
+def _run(rank: RankStats) -> tuple[str, int]:
+    return str(rank.attributes["run_id"]), rank.size
+
+
+def _described(run: tuple[str, int]) -> str:
+    return f"{run[0][:40]!r} of {run[1]} ranks"
+
+
+def _check_table(name: str) -> None:
+    if name not in schema.TABLES:
+        raise HpctkError(f"no table {name!r}; there are {', '.join(schema.TABLES)}")
+
+
+def _joined(name: str, ranks: Iterable[RankStats], labels: Callable[[RankStats], dict[str, int]]) -> Table:
+    """Return the tables of several ranks as one, after columns that say whose a row is."""
+    _check_table(name)
+    parts = []
+    for rank in ranks:
+        table = rank.table(name)
+        rows = len(next(iter(table.values())))
+        parts.append({**{label: np.full(rows, value) for label, value in labels(rank).items()}, **table})
+    return {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}

@@ -50,8 +50,11 @@ class Recorder(Protocol):
         Whether it hears of the few bytes by which ranks agree in a step, too.
     """
 
-    traffic: Traffic | None
-    flags: bool
+    @property
+    def traffic(self) -> Traffic | None: ...
+
+    @property
+    def flags(self) -> bool: ...
 
     def record(self, call: Call) -> None:
         """Note one call."""

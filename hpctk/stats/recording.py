@@ -27,6 +27,7 @@ from hpctk.stats import schema
 from hpctk.stats.rank_file import Attributes, RankFile
 from hpctk.stats.recorder import Call
 from hpctk.stats.schema import CALLS, LABELS, PEERS, PROGRESS, SIZES, STEPS, SUMMARY
+from hpctk.stats.summary import AMOUNTS, KINDS, Summary
 from hpctk.stats.traffic import Traffic
 
 #: Rows of calls in memory.
@@ -34,9 +35,6 @@ BUFFER_ROWS = 2048
 #: Rows that a new file has room for; it grows by GROWTH.
 FIRST_ROWS = 1024
 GROWTH = 4
-#: Kinds of calls that are told apart in the summary; the rest are summed up together.
-KINDS = 256
-REST = "(other)"
 #: Counts of a method that have a column in STEPS: the name of the column.
 COUNTS = {
     "rounds": "rounds",
@@ -47,13 +45,11 @@ COUNTS = {
     "fallbacks": "fallbacks",
 }
 
-_WIDTHS = [int(column.kind[1:]) for column in LABELS]
-#: The columns before the labels, and those after them: what is summed up.
-_BEFORE, _AMOUNTS = CALLS.columns[:4], CALLS.columns[4 + len(LABELS) :]
+#: Columns of steps that are sums over calls.
+_SUMMED = ("calls", "communication_s", "sent_bytes", "received_bytes", "messages")
 #: A row of calls, its labels as one string: they come ready-made.
-_ROW = struct.Struct(
-    "<" + "".join(c.code for c in _BEFORE) + f"{sum(_WIDTHS)}s" + "".join(c.code for c in _AMOUNTS)
-)
+_LABEL_BYTES = sum(int(column.kind[1:]) for column in LABELS)
+_ROW = struct.Struct(f"<qqdd{_LABEL_BYTES}s" + "".join(column.code for column in AMOUNTS))
 
 
 @dataclass(frozen=True)
@@ -116,8 +112,9 @@ class Recording:
         environment: Mapping[str, str],
         dense_step_bytes: int = 0,
     ) -> None:
-        self._settings, self._communicator, self._dense_step_bytes = settings, communicator, dense_step_bytes
-        self.traffic: Traffic | None = Traffic(size)
+        self.path = path
+        self._settings, self._dense_step_bytes = settings, dense_step_bytes
+        self.traffic = Traffic(size)
         self.began_s = time.perf_counter()
         described = {**attributes, "began_unix_s": time.time(), "events": settings.events}
         room = min(FIRST_ROWS, settings.events)
@@ -125,24 +122,23 @@ class Recording:
         self._file: RankFile | None = RankFile(path, described, environment, {**rows, "progress": 1})
         self._lock = threading.Lock()
         self._owner = os.getpid()
+        #: Calls that are not rows yet, and the steps they belong to.
+        self._calls: list[Call] = []
+        self._call_steps: list[int] = []
         self._memory = bytearray(BUFFER_ROWS * _ROW.size)
-        self._buffer = np.frombuffer(self._memory, CALLS.dtype)
-        self._kinds: dict[tuple[str, str, str, str], tuple[int, bytes]] = {}
-        #: The kind of each row in the buffer.
-        self._rows: list[int] = []
         self._number = 0
+        self._summary = Summary(communicator)
         self._steps: list[tuple[Any, ...]] = []
         self._losses: list[Any] = []
-        self._summary = np.zeros(KINDS, SUMMARY.dtype)
-        self._summary["entry"] = np.arange(KINDS)
-        self._sizes = np.zeros(schema.SIZE_BINS, np.int64)
         self._written = {"calls": 0, "steps": 0}
         self._dropped = {"calls": 0, "steps": 0}
         self._progress = np.zeros(1, PROGRESS.dtype)
         self.step = -1
         self._step_began_s = 0.0
-        self._since = _Since()
-        self._flushed_s = self.began_s
+        #: What the calls of steps come to that are not written yet, by column; the first of them.
+        self._sums, self._first_step = np.zeros((len(_SUMMED), 0)), 0
+        #: When the next flush is due.
+        self._flush_due_s = self.began_s + settings.flush_s
         _open.add(self)
 
     @property
@@ -152,63 +148,42 @@ class Recording:
 
     def record(self, call: Call) -> None:
         """Note one call."""
-        with self._lock:
-            if self._file is None:
-                return
-            key = call.operation, call.schedule, call.compressor, call.tensor
-            kind, labels = self._kinds.get(key) or self._new_kind(key)
-            began = call.began_s - self.began_s
-            end = began + call.seconds
-            row, since = len(self._rows), self._since
-            sent = -1 if call.sent_bytes is None else call.sent_bytes
-            received = -1 if call.received_bytes is None else call.received_bytes
-            _ROW.pack_into(
-                self._memory, row * _ROW.size, self._number, self.step, began, end, labels,
-                call.elements, call.dense_bytes, call.dense_sent_bytes, call.payload_bytes, sent, received,
-                call.messages, call.waiting_s, call.combining_s, call.compressing_s, call.decompressing_s,
-                call.staging_s,
-            )  # fmt: skip
-            self._rows.append(kind)
-            self._number += 1
-            since.calls += 1
-            since.seconds += call.seconds
-            since.messages += call.messages
-            if sent >= 0:
-                since.sent_bytes += sent
-                since.received_bytes += received
-            if row + 1 == BUFFER_ROWS:
+        # Appending needs no lock; everything else is done for many calls at once.
+        self._calls.append(call)
+        self._call_steps.append(self.step)
+        if len(self._calls) >= BUFFER_ROWS or call.began_s > self._flush_due_s:
+            with self._lock:
                 self._drain()
-            if end + self.began_s - self._flushed_s > self._settings.flush_s:
-                self._flush()
+                if call.began_s > self._flush_due_s:
+                    self._flush()
 
     def end_step(self, step: int, counts: Mapping[str, int], loss: Any, exposed_s: float) -> None:
         """Note that a step is over; `counts` and `exposed_s` are those of this step alone."""
         with self._lock:
             if self._file is None:
                 return
-            now = time.perf_counter() - self.began_s
-            since, self._since = self._since, _Since()
+            time_now = time.perf_counter()
+            now = time_now - self.began_s
+            # What its calls come to is summed up when they are.
             self._steps.append(
                 (
-                    step, self._step_began_s, now - self._step_began_s, since.seconds, exposed_s, np.nan,
-                    since.calls, self._dense_step_bytes, since.sent_bytes, since.received_bytes, since.messages,
-                    *(counts.get(name, 0) for name in COUNTS),
+                    step, self._step_began_s, now - self._step_began_s, 0.0, exposed_s, np.nan,
+                    0, self._dense_step_bytes, 0, 0, 0, *(counts.get(name, 0) for name in COUNTS),
                 )
             )  # fmt: skip
             # Turned into a number when it is written: on a device that would wait for all that was started there.
             self._losses.append(loss)
             self.step, self._step_began_s = step + 1, now
-            if len(self._steps) >= self._settings.flush_steps or (
-                now + self.began_s - self._flushed_s > self._settings.flush_s
-            ):
+            if len(self._steps) >= self._settings.flush_steps or time_now > self._flush_due_s:
                 self._flush()
 
     def begin_steps(self, step: int) -> None:
         """Say that the next step is number `step`, and begins now: what came before was preparation."""
         with self._lock:
-            self.step = step
+            self._flush()
+            self.step = self._first_step = step
+            self._sums = np.zeros((len(_SUMMED), 0))
             self._step_began_s = time.perf_counter() - self.began_s
-            self._since = _Since()
 
     def flush(self) -> None:
         """Bring the file up to date."""
@@ -228,57 +203,66 @@ class Recording:
         _open.discard(self)
 
     def _close_file(self, file: RankFile) -> None:
-        file.close({**self._written, "summary": int(self._progress[0]["summary_rows"])})
-
-    def _new_kind(self, key: tuple[str, str, str, str]) -> tuple[int, bytes]:
-        number = len(self._kinds)
-        if number >= KINDS - 1:
-            # Not remembered: names that never come twice must not fill the memory.
-            return KINDS - 1, self._labels(key)
-        self._kinds[key] = made = number, self._labels(key)
-        self._label(number, made[1])
-        return made
-
-    def _labels(self, key: tuple[str, str, str, str]) -> bytes:
-        texts = *key[:3], self._communicator, key[3]
-        return b"".join(
-            _cut(text, width).ljust(width, b"\0") for text, width in zip(texts, _WIDTHS, strict=True)
-        )
-
-    def _label(self, number: int, labels: bytes) -> None:
-        found = np.frombuffer(labels, [(column.name, column.kind) for column in LABELS])
-        for column in LABELS:
-            self._summary[column.name][number] = found[column.name][0]
+        file.close({**self._written, "summary": self._summary.rows})
 
     def _drain(self) -> None:
-        """Sum up the rows in memory, and write them where there is room."""
-        calls = self._buffer[: len(self._rows)]
-        kinds = np.array(self._rows, np.intp)
-        self._rows.clear()
+        """Turn the calls in memory into rows, sum them up, and write them where there is room."""
+        while self._calls:
+            n = min(len(self._calls), BUFFER_ROWS)
+            if self._file is not None:
+                calls, kinds = self._packed(self._calls[:n], self._call_steps[:n])
+                self._summary.add(calls, kinds)
+                self._sum_steps(calls)
+                self._append(CALLS, calls)
+            del self._calls[:n], self._call_steps[:n]
+        if len(self.traffic.outgoing) > BUFFER_ROWS:
+            self.traffic.fold()
+
+    def _packed(self, calls: list[Call], steps: list[int]) -> tuple[Any, Any]:
+        """Return calls as rows, and the kind of each."""
+        kinds, kind_of, zero = [], self._summary.kind, self.began_s
+        memory, offset, number = self._memory, 0, self._number
+        for call, step in zip(calls, steps, strict=True):
+            kind, labels = kind_of((call.operation, call.schedule, call.compressor, call.tensor))
+            kinds.append(kind)
+            began, sent, received = call.began_s - zero, call.sent_bytes, call.received_bytes
+            _ROW.pack_into(
+                memory, offset, number, step, began, began + call.seconds, labels,
+                call.elements, call.dense_bytes, call.dense_sent_bytes, call.payload_bytes,
+                schema.UNKNOWN if sent is None else sent, schema.UNKNOWN if received is None else received,
+                call.messages, call.waiting_s, call.combining_s, call.compressing_s, call.decompressing_s,
+                call.staging_s,
+            )  # fmt: skip
+            offset += _ROW.size
+            number += 1
+        self._number = number
+        return np.frombuffer(memory, CALLS.dtype, len(calls)), np.array(kinds, np.intp)
+
+    def _sum_steps(self, calls: Any) -> None:
+        """Add calls to the sums of the steps that they belong to."""
+        calls = calls[calls["step"] >= self._first_step]
         if not len(calls):
             return
-        if KINDS - 1 in kinds:
-            self._label(KINDS - 1, self._labels((REST, "", "", REST)))
-        summary, seconds = self._summary, calls["end_s"] - calls["start_s"]
-        unknown = (calls["sent_bytes"] < 0) | (calls["received_bytes"] < 0)
-        summary["calls"] += np.bincount(kinds, minlength=KINDS)
-        summary["uncounted_calls"] += np.bincount(kinds[unknown], minlength=KINDS)
-        summary["seconds"] += np.bincount(kinds, seconds, KINDS)
-        np.maximum.at(summary["longest_s"], kinds, seconds)
-        for name in (column.name for column in _AMOUNTS):
-            values = (
-                np.where(unknown, 0, calls[name]) if name in ("sent_bytes", "received_bytes") else calls[name]
-            )
-            summary[name] += np.bincount(kinds, values, KINDS).astype(summary[name].dtype)
-        lengths = np.frexp(np.maximum(calls["payload_bytes"], 1).astype(np.float64))[1] - 1
-        self._sizes += np.bincount(lengths, minlength=schema.SIZE_BINS)[: schema.SIZE_BINS]
-        self._append(CALLS, calls)
+        places = calls["step"] - self._first_step
+        missing = int(places.max()) + 1 - self._sums.shape[1]
+        if missing > 0:
+            self._sums = np.hstack([self._sums, np.zeros((len(_SUMMED), missing))])
+        n = self._sums.shape[1]
+        known = calls["sent_bytes"] >= 0
+        self._sums[0] += np.bincount(places, minlength=n)
+        self._sums[1] += np.bincount(places, calls["end_s"] - calls["start_s"], n)
+        for row, name in enumerate(_SUMMED[2:], 2):
+            self._sums[row] += np.bincount(places, np.where(known, calls[name], 0), n)
 
     def _drain_steps(self) -> None:
         if not self._steps:
             return
         steps = np.array(self._steps, STEPS.dtype)
         steps["loss"] = [_number(loss) for loss in self._losses]
+        sums = self._sums[:, : len(steps)]
+        for row, name in enumerate(_SUMMED):
+            steps[name][: sums.shape[1]] = sums[row]
+        self._sums, self._first_step = self._sums[:, len(steps) :], self._first_step + len(steps)
         self._steps.clear()
         self._losses.clear()
         progress = self._progress[0]
@@ -308,18 +292,19 @@ class Recording:
             return
         self._drain()
         self._drain_steps()
-        self._flushed_s = time.perf_counter()
+        now = time.perf_counter()
+        self._flush_due_s = now + self._settings.flush_s
         progress = self._progress[0]
         progress["calls_rows"], progress["steps_rows"] = self._written["calls"], self._written["steps"]
-        progress["summary_rows"] = np.flatnonzero(self._summary["calls"]).max(initial=-1) + 1
+        progress["summary_rows"] = self._summary.rows
         progress["events_dropped"], progress["steps_dropped"] = self._dropped["calls"], self._dropped["steps"]
-        progress["flushed_s"] = self._flushed_s - self.began_s
+        progress["flushed_s"] = now - self.began_s
         self._attempt(self._write_small)
 
     def _write_small(self, file: RankFile) -> None:
         """Write the tables of constant size, and last of all how far the others are."""
         traffic = self.traffic
-        assert traffic is not None
+        traffic.fold()
         peers = np.zeros(len(traffic.sent_bytes), PEERS.dtype)
         peers["peer"] = np.arange(len(peers))
         peers["sent_bytes"], peers["sent_messages"] = traffic.sent_bytes, traffic.sent_messages
@@ -332,9 +317,9 @@ class Recording:
         sizes["messages"], sizes["sent_bytes"], sizes["calls"] = (
             traffic.sizes,
             traffic.size_bytes,
-            self._sizes,
+            self._summary.sizes,
         )
-        file.write(SUMMARY, 0, self._summary)
+        file.write(SUMMARY, 0, self._summary.table)
         file.write(PEERS, 0, peers)
         file.write(SIZES, 0, sizes)
         file.write(PROGRESS, 0, self._progress)
@@ -354,27 +339,6 @@ class Recording:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-
-class _Since:
-    """Sums over the calls since the last step."""
-
-    __slots__ = ("calls", "messages", "received_bytes", "seconds", "sent_bytes")
-
-    def __init__(self) -> None:
-        self.calls = self.messages = self.sent_bytes = self.received_bytes = 0
-        self.seconds = 0.0
-
-
-def _cut(text: str, width: int) -> bytes:
-    """Return a text as UTF-8 of at most `width` bytes; a long one without its middle."""
-    data = text.encode(errors="backslashreplace")
-    if len(data) <= width:
-        return data
-    half = (width - 2) // 2
-    whole = data[:half] + b".." + data[len(data) - (width - 2 - half) :]
-    # A letter that was cut in two is left out.
-    return whole.decode(errors="ignore").encode()
 
 
 def _number(loss: Any) -> float:

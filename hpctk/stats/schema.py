@@ -63,6 +63,10 @@ class TableFormat:
         return struct.Struct("<" + "".join(column.code for column in self.columns))
 
 
+def _text(name: str, long_name: str) -> Column:
+    return Column(name, "S", "", long_name)
+
+
 def _count(name: str, long_name: str) -> Column:
     return Column(name, "<i8", "1", long_name)
 
@@ -198,3 +202,44 @@ PROGRESS = TableFormat(
 )
 
 TABLES = {table.name: table for table in (CALLS, STEPS, SUMMARY, PEERS, SIZES, PROGRESS)}
+
+
+#: The attributes of a file; those of the environment apart, and others that a method may add.
+ATTRIBUTES = (
+    _text("schema", f'"{NAME}"'),
+    _count("schema_version", "version of the tables; a reader refuses a newer one"),
+    _text("state", '"running", or "closed" once training ended in good order'),
+    _text("run_id", "the same for all ranks and recordings of a run"),
+    _count("recording", "number of the recording in its run, from 0"),
+    _count("rank", "rank in the communicator of the recording"),
+    _count("size", "ranks in it"),
+    _count("node", "number of the node, from 0 in the order of their first ranks"),
+    _count("nodes", "nodes"),
+    _count("local_rank", "rank on the node"),
+    _count("local_size", "ranks on the node"),
+    _text("host", "name of the machine"),
+    _count("pid", "process"),
+    _text("command", "command line, without what options such as --api-key say"),
+    _text("platform", "operating system"),
+    _text("python", "version of Python"),
+    _text("hpctk", "version of hpctk"),
+    _text("numpy", "version of numpy"),
+    _text("torch", "version of torch"),
+    _text("h5py", "version of h5py"),
+    _text("mpi4py", "version of mpi4py, empty for none"),
+    _text("horovod", "version of Horovod, empty for none"),
+    _text("numba", "version of numba"),
+    _text("communicator", "name of the communicator of the recording"),
+    _text("library", "MPI library, or what else moves bytes"),
+    _count("gpu_aware", "1 where device memory goes to the library as it is"),
+    _text("gpu_aware_because", "how that was found out"),
+    _text("method", "name of the method"),
+    _text("settings", "its settings, as JSON"),
+    _text("schedule", "schedule that was asked for"),
+    _count("events", "the most rows of calls, and of steps"),
+    _count("parameters", "elements of the model's parameters"),
+    _bytes("parameter_bytes", "bytes of the model's parameters"),
+    _seconds("began_unix_s", "when the recording began, since 1970 in UTC, by the clock of the machine"),
+    _seconds("clock_offset_s", "a time of this rank plus this is a time of rank 0"),
+    _seconds("clock_error_s", "that is right up to this much"),
+)

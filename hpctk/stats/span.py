@@ -54,10 +54,7 @@ class Span:
     def open(self, call: Call, size: int, *, overhead: bool) -> None:
         """Tell a call that begins what surrounds it; `overhead` is what the tensors alone would not need."""
         call.tensor, call.compressor = call.tensor or self.tensor, self.compressor
-        for name, seconds in self._before.items():
-            if seconds:
-                setattr(call, name, seconds)
-                self._before[name] = 0.0
+        self._hand_over(call)
         teller = self._teller()
         if overhead or teller is None:
             return
@@ -65,6 +62,15 @@ class Span:
         call.elements, call.dense_bytes = teller.elements, teller.untold_bytes
         call.dense_sent_bytes = dense_sent("allreduce", teller.untold_bytes, size)
         teller.elements = teller.untold_bytes = 0
+
+    def _hand_over(self, call: Call) -> None:
+        """Tell a call of the seconds spent for it, here and outside."""
+        for name, seconds in self._before.items():
+            if seconds:
+                setattr(call, name, getattr(call, name) + seconds)
+                self._before[name] = 0.0
+        if self.outer is not None:
+            self.outer._hand_over(call)
 
     def _teller(self) -> Span | None:
         """Return the innermost span that says what is carried."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hpctk.collectives import engine as engine_module
 from hpctk.collectives.engine import Engine
 from hpctk.stats.recorder import Call
 from hpctk.stats.span import dense_sent
@@ -84,7 +85,8 @@ def test_seconds_belong_to_the_next_call_or_to_the_last(engine, noted, monkeypat
             now[0] += 1
         with span.compressing():
             now[0] += 2
-        do(engine, 1)
+        with engine.span("inner"):
+            do(engine, 1)
         with span.compressing():
             now[0] += 4
         do(engine, 2)
@@ -133,3 +135,14 @@ def test_a_call_starts_with_nothing_known():
     call = Call(operation="allreduce", schedule="mpi")
     assert call.sent_bytes is None
     assert call.received_bytes is None
+
+
+def test_a_call_that_outlives_its_span_belongs_to_the_outer_one(engine, noted):
+    with engine.span("outer") as outer:
+        with engine.span("inner"):
+            call = engine.opened("allreduce", "ring", 1)
+            inner = engine._span
+        engine_module._tell(call, [noted], inner)
+        assert noted.calls == []
+        outer.spent("decompressing_s", 2.0)
+    assert [(one.tensor, one.decompressing_s) for one in noted.calls] == [("inner", 2.0)]

@@ -1,0 +1,67 @@
+"""Put all ranks' statistics of a run into one file, for h5py, pandas, xarray and others.
+
+The file is a view on the ranks' own files (virtual datasets) and moves with their folder; a copy stands by itself.
+
+Examples:
+  hpctk merge runs/7/stats                       makes runs/7/stats/merged.h5
+  hpctk merge runs/7/stats --copy -o run7.h5     a compressed copy that needs nothing else
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+#: Remarks that are printed; a thousand ranks may be missing.
+SHOWN = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("path", type=Path, metavar="RUN", help="a run's folder of statistics")
+    parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="what to write [RUN/merged.h5]")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--copy", action="store_true", help="copy the rows, compressed, instead of pointing to them"
+    )
+    kind.add_argument(
+        "--virtual", action="store_true", help="point to the ranks' files however many there are"
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file and say what is in it, and what is missing."""
+    from hpctk.cli.table import bytes_text
+    from hpctk.errors import HpctkError
+    from hpctk.stats.merge import MOST_VIEWED, merge
+    from hpctk.stats.read import MERGED, load
+
+    if not options.path.is_dir():
+        raise HpctkError(f"{options.path}: no such folder")
+    stats = load(options.path)
+    files = sum(len(recording.ranks) for recording in stats.recordings)
+    copy = options.copy or (files > MOST_VIEWED and not options.virtual)
+    target = options.output or options.path / MERGED
+    merge(stats, target, copy=copy, force=options.force)
+    remarks = []
+    if copy and not options.copy:
+        remarks.append(f"{files} files are more than most programs may open at once: this is a copy")
+    remarks += [
+        f"recording {one.number}: {why}"
+        for one in stats.recordings
+        for why in (*one.missing.values(), *one.foreign.values())
+    ]
+    remarks += [f"recording {number}: {why}" for number, why in stats.unreadable.items()]
+    if len(remarks) > SHOWN:
+        remarks[SHOWN:] = [f"and {len(remarks) - SHOWN} more: the table ranks in {target} has all of them"]
+    for remark in remarks:
+        print(f"hpctk merge: {remark}", file=sys.stderr)
+    missing = sum(len(one.missing) for one in stats.recordings)
+    kind = "copy" if copy else "view"
+    print(
+        f"{target}: {kind} of {files} files, {len(stats.recordings)} recording{'s' * (len(stats.recordings) > 1)}, "
+        f"{missing} ranks missing, {bytes_text(target.stat().st_size)}"
+    )
+    return 0

@@ -1,0 +1,202 @@
+"""Merged files read back: a view by what it is a view of, a copy by itself.
+
+A view (virtual datasets) says where its run is, and that is read. A copy's table of ranks is plain and read like a
+rank's file; its other tables are compressed, so HDF5 reads them, once their shapes agree with that table and no more is
+declared than compressed bytes can hold.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpctk.errors import HpctkError
+from hpctk.stats import merged_format, rank_reader, schema
+from hpctk.stats.merged_format import JOINED, OWN, RANKS
+from hpctk.stats.rank_reader import Table
+from hpctk.stats.read import RankStats, RecordingStats, RunStats, load
+
+#: Bytes that one byte of deflate can stand for.
+_MOST_DENSE = 1032
+#: Bytes of a chunk: those that hpctk writes are a megabyte at most, of peers 512 bytes for each rank.
+_CHUNK_BYTES = 1 << 28
+#: Rows of peers that are read at once.
+_BLOCK = 64
+_SHUFFLE, _DEFLATE = 2, 1
+
+
+def load_merged(path: Path, attributes: dict[str, Any], tables: tuple[str, ...]) -> RunStats:
+    """Read a merged file whose root has these attributes."""
+    try:
+        rank_reader.check_version(attributes.get("schema_version"), merged_format.VERSION)
+        if attributes.get("storage") == "copy":
+            kept = {name: value for name, value in attributes.items() if name not in OWN}
+            common = {**rank_reader.typed(kept), "schema": schema.NAME, "schema_version": schema.VERSION}
+            return _load_copy(path, common, tables)
+    except HpctkError as error:
+        raise HpctkError(str(error) if str(error).startswith(f"{path}: ") else f"{path}: {error}") from None
+    run = attributes.get("run")
+    if not isinstance(run, str) or not run or "\0" in run:
+        raise HpctkError(f"{path}: is damaged: it does not say where its run is")
+    folder = path.parent / run
+    if not folder.is_dir():
+        raise HpctkError(
+            f"{path}: is a view of {folder}, which is not there (hpctk merge --copy stands by itself)"
+        )
+    return load(folder, tables)
+
+
+def _load_copy(path: Path, common: dict[str, Any], tables: tuple[str, ...]) -> RunStats:
+    ranks, environment = rank_reader.read_one_table(path, RANKS)
+    columns = [ranks[name].tolist() for name in ranks]
+    rows = [dict(zip(ranks, values, strict=True)) for values in zip(*columns, strict=True)]
+    sizes = _check(rows)
+    shapes: dict[str, tuple[int, ...]] = {name: (sum(_rows(name, row) for row in rows),) for name in JOINED}
+    shapes["peers"] = (len(sizes), max(sizes.values(), default=0), max(sizes.values(), default=0))
+    copy = _Copy(path, shapes)
+    index = {number: place for place, number in enumerate(sizes)}
+    found = {number: RecordingStats(number, size, {}, {}) for number, size in sizes.items()}
+    first = dict.fromkeys(JOINED, 0)
+    for row in rows:
+        number, rank, size = row["recording"], row["rank"], row["size"]
+        if not row["present"]:
+            found[number].missing[rank] = row["reason"].decode(errors="replace")
+            continue
+        reader = _RankOfCopy(
+            copy, {name: (first[name], _rows(name, row)) for name in JOINED}, (index[number], rank, size)
+        )
+        progress = {column.name: row[column.name] for column in schema.PROGRESS.columns}
+        one = RankStats(path, rank, size, {**common, **_described(row)}, environment, progress, _read=reader)
+        one.keep(tables)
+        found[number].ranks[rank] = one
+        first = {name: first[name] + _rows(name, row) for name in JOINED}
+    recordings = [recording for recording in found.values() if recording.ranks]
+    if not recordings:
+        raise HpctkError("no rank in it left a file")
+    return RunStats(path, recordings)
+
+
+def _described(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what the table of ranks says of the attributes of a rank's file."""
+    known = {column.name for column in schema.ATTRIBUTES}
+    return {
+        name: value.decode(errors="replace") if isinstance(value, bytes) else value
+        for name, value in row.items()
+        if name in known
+    }
+
+
+def _check(rows: list[dict[str, Any]]) -> dict[int, int]:
+    """Return the size of each recording; HpctkError where the table of ranks contradicts itself."""
+    sizes: dict[int, int] = {}
+    counts = [column.name for column in schema.PROGRESS.columns if column.kind == "<i8"]
+    for row in rows:
+        size = sizes.setdefault(row["recording"], row["size"])
+        if row["size"] != size or not 0 <= row["rank"] < size or row["recording"] < 0 or row["node"] >= size:
+            raise HpctkError(f"is damaged: its table of ranks has rank {row['rank']} of {row['size']}")
+        if row["present"] and min(row[name] for name in counts) < 0:
+            raise HpctkError(
+                f"is damaged: its table of ranks says that rank {row['rank']} has less than no rows"
+            )
+    if len({(row["recording"], row["rank"]) for row in rows}) != len(rows) or sum(sizes.values()) != len(
+        rows
+    ):
+        raise HpctkError("is damaged: its table of ranks does not have one row for each")
+    return sizes
+
+
+def _rows(name: str, row: dict[str, Any]) -> int:
+    if not row["present"]:
+        return 0
+    return int(row.get(f"{name}_rows", schema.SIZE_BINS))
+
+
+class _RankOfCopy:
+    """Reads one rank's part of a copy."""
+
+    def __init__(self, copy: _Copy, place: dict[str, tuple[int, int]], cell: tuple[int, int, int]) -> None:
+        self._copy, self._place, self._cell = copy, place, cell
+
+    def __call__(self, path: Path, names: list[str], progress: dict[str, Any], _: object) -> dict[str, Table]:
+        found: dict[str, Table] = {}
+        for name in names:
+            if name == "progress":
+                columns = schema.PROGRESS.columns
+                found[name] = {c.name: np.array([progress[c.name]], c.kind) for c in columns}
+            elif name == "peers":
+                found[name] = self._copy.peers(*self._cell)
+            elif name in JOINED:
+                found[name] = self._copy.rows(name, *self._place[name])
+            else:
+                raise HpctkError(f"{path}: has no table {name!r}; there are {', '.join(schema.TABLES)}")
+        return found
+
+
+class _Copy:
+    """The compressed tables of a copy; ranks that follow each other share what is unpacked for them."""
+
+    def __init__(self, path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._path, self._shapes = path, shapes
+        self._window: dict[str, tuple[int, int, Table]] = {}
+        self._block: tuple[tuple[int, int], Table] | None = None
+
+    def rows(self, name: str, first: int, count: int) -> Table:
+        """Return rows of a table."""
+        begin, end, table = self._window.get(name, (0, 0, {}))
+        if not table or not begin <= first <= first + count <= end:
+            step = merged_format.CHUNK_ROWS
+            begin = first // step * step
+            end = min(-(-(first + count) // step) * step, self._shapes[name][0])
+            table = self._columns(name, schema.TABLES[name].columns, np.s_[begin:end])
+            self._window[name] = (begin, end, table)
+        return {column: values[first - begin : first - begin + count] for column, values in table.items()}
+
+    def peers(self, recording: int, rank: int, size: int) -> Table:
+        """Return what a rank exchanged with its peers."""
+        key, start = (recording, rank // _BLOCK), rank // _BLOCK * _BLOCK
+        if self._block is None or self._block[0] != key:
+            place = np.s_[recording, start : start + _BLOCK, :size]
+            self._block = key, self._columns("peers", schema.PEERS.columns[1:], place)
+        rows = {column: values[rank - start] for column, values in self._block[1].items()}
+        return {"peer": np.arange(size), **rows}
+
+    def _columns(self, name: str, columns: Any, place: Any) -> Table:
+        import h5py
+
+        try:
+            with h5py.File(self._path, "r", locking="best-effort") as file:
+                group = file[name]
+                return {c.name: self._checked(group, name, c)[place].astype(c.kind) for c in columns}
+        except HpctkError as error:
+            raise HpctkError(f"{self._path}: {error}") from None
+        except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            # h5py gives HDF5's errors as any of these.
+            raise HpctkError(f"{self._path}: is damaged ({' '.join(str(error).split())})") from None
+
+    def _checked(self, group: Any, name: str, column: schema.Column) -> Any:
+        """Return a dataset once it is what `hpctk merge --copy` writes, and no longer than it can be."""
+        import h5py
+
+        called = f"{name}/{column.name}"
+        if group.get(column.name, getlink=True, getclass=True) is not h5py.HardLink:
+            raise HpctkError(f"is not as hpctk writes it: {called} is a link to elsewhere")
+        data = group[column.name]
+        if not isinstance(data, h5py.Dataset) or data.is_virtual or data.external:
+            raise HpctkError(f"is not as hpctk writes it: {called} is not in it")
+        if data.dtype.kind != np.dtype(column.kind).kind or data.dtype.itemsize > 1024:
+            raise HpctkError(f"is damaged: {called} is of type {data.dtype.str}, not {column.kind}")
+        shape = self._shapes[name]
+        if data.shape != shape:
+            raise HpctkError(f"is damaged: {called} has the shape {data.shape}, not {shape}")
+        plan = data.id.get_create_plist()
+        filters = {plan.get_filter(i)[0] for i in range(plan.get_nfilters())}
+        chunk = int(np.prod(data.chunks or (1,), dtype=object)) * data.dtype.itemsize
+        if not filters <= {_SHUFFLE, _DEFLATE} or chunk > _CHUNK_BYTES:
+            raise HpctkError(f"is not as hpctk writes it: {called} is packed in another way")
+        length = int(np.prod(data.shape, dtype=object)) * data.dtype.itemsize
+        # Of peers a few rows are read at a time, and those of absent ranks are nowhere.
+        if name != "peers" and length > data.id.get_storage_size() * _MOST_DENSE + chunk:
+            raise HpctkError(f"is damaged: {called} declares {length} bytes that are not there")
+        return data

@@ -1,0 +1,142 @@
+"""What is computed from statistics: from arrays to values, no files. docs/report.md has the formulas.
+
+A value that cannot be had (a division by nothing) is None, never NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: Larger amounts than this are no amounts: more than an exabyte, or than thirty billion years.
+LARGEST = 1e18
+
+
+def clean(values: Any) -> tuple[Any, int]:
+    """Return amounts as float64, with those that make no sense as 0, and how many those were. Not in place."""
+    amounts = np.asarray(values, np.float64)
+    sound = np.isfinite(amounts) & (amounts >= 0) & (amounts <= LARGEST)
+    return np.where(sound, amounts, 0.0), int(amounts.size - np.count_nonzero(sound))
+
+
+def ratio(a: float, b: float) -> float | None:
+    """Return a/b, None where there is no such number."""
+    if not (math.isfinite(a) and math.isfinite(b)) or b == 0:
+        return None
+    quotient = a / b
+    return quotient if math.isfinite(quotient) else None
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How well ranks use their time, as POP defines it; each between 0 and 1, None where nothing was measured.
+
+    Attributes
+    ----------
+    load_balance
+        Mean over maximum of the ranks' useful seconds.
+    communication
+        The maximum of useful seconds over the runtime.
+    parallel
+        Their product: the mean of useful seconds over the runtime.
+    """
+
+    load_balance: float | None
+    communication: float | None
+    parallel: float | None
+
+
+def useful(seconds: Any, exposed: Any) -> Any:
+    """Return the seconds that ranks computed: what steps took without the communication that was not hidden."""
+    return np.maximum(np.asarray(seconds, np.float64) - np.asarray(exposed, np.float64), 0.0)
+
+
+def efficiency(useful_s: Any, runtime_s: float) -> Efficiency:
+    """Return POP's efficiencies from every rank's useful seconds and the run's seconds."""
+    if len(useful_s) == 0:
+        return Efficiency(None, None, None)
+    most, mean = float(np.max(useful_s)), float(np.mean(useful_s))
+    return Efficiency(ratio(mean, most), ratio(most, runtime_s), ratio(mean, runtime_s))
+
+
+def imbalance(values: Any) -> float | None:
+    """Return by how much the largest exceeds the mean, as a share of the mean."""
+    if len(values) == 0:
+        return None
+    found = ratio(float(np.max(values)), float(np.mean(values)))
+    return None if found is None else found - 1
+
+
+def bus_factor(operation: str, size: int) -> float | None:
+    """Return what nccl-tests multiply bytes per second with to get bus bandwidth, None for what they do not test.
+
+    Bytes are those that each rank contributes: to an all-gather only its own part of the result.
+    """
+    if size < 1:
+        return None
+    factors = {
+        "allreduce": 2 * (size - 1) / size,
+        "reduce_scatter": (size - 1) / size,
+        "allgather": float(size - 1),
+        "broadcast": 1.0,
+    }
+    return factors.get(operation)
+
+
+def bus_bandwidth(operation: str, size: int, nbytes: float, seconds: float) -> float | None:
+    """Return bus bandwidth in bytes per second: for an all-reduce 2(N-1)/N bytes / seconds."""
+    factor = bus_factor(operation, size)
+    return None if factor is None else ratio(factor * nbytes, seconds)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Who waits most and who is waited for, as places in the arrays."""
+
+    most: int
+    share: float
+    slowest: int
+
+
+def waiting(waiting_s: Any, communication_s: Any) -> Waiting | None:
+    """Return whose communication is waiting for the largest share, and who waits least: the one the others wait for."""
+    shares = [
+        ratio(a, b)
+        for a, b in zip(np.asarray(waiting_s, float), np.asarray(communication_s, float), strict=True)
+    ]
+    known = [(share, place) for place, share in enumerate(shares) if share is not None]
+    if len(known) < 2:
+        return None
+    share, most = max(known, key=lambda one: (one[0], -one[1]))
+    slowest = min(known)[1]
+    return None if share == 0 or slowest == most else Waiting(most, share, slowest)
+
+
+def at(x: Any, y: Any, place: float) -> float | None:
+    """Return y at `place` of a course whose x never falls: interpolated, None outside of it or where y is not known."""
+    xs, ys = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    known = np.isfinite(xs) & np.isfinite(ys)
+    xs, ys = xs[known], ys[known]
+    # A sum of the same numbers in another order may fall short by a rounding.
+    if len(xs) == 0 or not xs[0] * (1 - 1e-9) <= place <= xs[-1] * (1 + 1e-9):
+        return None
+    return float(np.interp(place, xs, ys))
+
+
+def bins(n: int, most: int) -> Any:
+    """Return to which of at most `most` bins each of n things in a row belongs; bins as even as can be."""
+    count = min(n, most)
+    return np.arange(n) * count // n if n else np.zeros(0, np.intp)
+
+
+def bin_means(values: Any, places: Any) -> Any:
+    """Return the mean of each bin, of the numbers that are finite; NaN where there is none."""
+    amounts = np.asarray(values, np.float64)
+    count = int(places[-1]) + 1 if len(places) else 0
+    known = np.isfinite(amounts)
+    sums = np.bincount(places[known], amounts[known], count)
+    numbers = np.bincount(places[known], minlength=count)
+    return np.where(numbers > 0, sums / np.maximum(numbers, 1), np.nan)
