@@ -52,6 +52,8 @@ def check(job, straight):
     assert [sorted(one.ranks) for one in recordings] == [[0, 1], [0, 1]]
     restarts = [one.ranks[0].environment["SLURM_RESTART_COUNT"] for one in recordings[1:]]
     assert restarts == ["1"]
+    report = job.slurm.run(sys.executable, "-m", "hpctk", "report", str(job.run))
+    assert "missing" not in report, report
     assert digest(job.result()) == digest(json.loads(straight.read_text()))
 
 
