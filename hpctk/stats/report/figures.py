@@ -95,7 +95,7 @@ FIGURES = (
     ),
     Figure(
         "Message sizes",
-        "Messages sent by all ranks; each bar twice as long as the one before.",
+        "Messages sent by all ranks; those of a bar are up to twice as long as those of the one before.",
         "No message was counted.",
         lambda material: sizes(material.document),
     ),
