@@ -8,48 +8,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-CLUSTER = ROOT / "launch" / "cluster"
-TIMEOUT_S = 60
-
-if os.geteuid() != 0:
-    reason = "an emulated cluster needs root"
-elif not shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
-    reason = "an emulated cluster needs iproute2: apt-get install iproute2"
-else:
-    reason = ""
-needs_cluster = pytest.mark.skipif(bool(reason), reason=reason)
-
-
-def environment():
-    job = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(job)}
-    return kept | {"HPCTK_VENV": sys.prefix}
-
-
-def cluster(*arguments):
-    return subprocess.run(
-        [CLUSTER, *map(str, arguments)],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-
-
-def succeed(*arguments):
-    done = cluster(*arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from emulated_cluster import CLUSTER, TIMEOUT_S, cluster, environment, needs_cluster, succeed
 
 
 def leftovers(name, marker):
