@@ -3,9 +3,11 @@
   torchrun --standalone --nproc-per-node=2 examples/train_ddp.py
   torchrun --standalone --nproc-per-node=2 examples/train_ddp.py --method adacons
   torchrun --standalone --nproc-per-node=2 examples/train_ddp.py --method mgrawa --epochs 20
+  torchrun --standalone --nproc-per-node=2 examples/train_ddp.py --folder runs/ddp
 
 Gradient methods are attached to the DDP model. The others train the bare model, with an optimizer around yours.
-No MPI is needed.
+No MPI is needed. With --folder the training goes on where it was when it is started again, and SIGTERM or SIGUSR2
+make all processes save and exit with 85.
 """
 
 import argparse
@@ -41,6 +43,7 @@ def options():
     parser.add_argument("--epochs", type=int, default=10, help="[10]")
     parser.add_argument("--batch", type=int, default=16, help="on each process [16]")
     parser.add_argument("--lr", type=float, default=0.05, help="[0.05]")
+    parser.add_argument("--folder", metavar="DIR", help="keep checkpoints in DIR, and go on from them")
     return parser.parse_args()
 
 
@@ -77,13 +80,26 @@ def main():
         # <-- all others
         at_work = optimizer = hpctk.ddp.DistributedOptimizer(optimizer, method, model=network)
 
-    for epoch in range(given.epochs):
+    checkpoints, at = None, {"epoch": 0, "step": 0}
+    if given.folder:
+        checkpoints = hpctk.Checkpoints(f"{given.folder}/checkpoints", at_work, network, every_s=60)
+        at = checkpoints.resume() or at
+        if "optimizer" in at:
+            optimizer.load_state_dict(at["optimizer"])
+
+    for epoch in range(at["epoch"], given.epochs):
         sampler.set_epoch(epoch)
-        for images, labels in loader:
+        for step, (images, labels) in enumerate(loader):
+            if epoch == at["epoch"] and step < at["step"]:
+                continue  # done before
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
             loss.backward()
             optimizer.step()
+            if checkpoints:
+                # Only DDP's own optimizer is not in the checkpoint already.
+                extra = {"optimizer": optimizer} if method.kind == "gradient" else {}
+                checkpoints.after_step(epoch=epoch, step=step + 1, **extra)
 
     # The model that the method wants evaluated; under DDP it is the one that all hold.
     with optimizer.consensus() if method.kind != "gradient" else nullcontext():

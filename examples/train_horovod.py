@@ -2,8 +2,10 @@
 
     mpirun -n 2 python -m mpi4py examples/train_horovod.py
     mpirun -n 2 python -m mpi4py examples/train_horovod.py --method saef
+    mpirun -n 2 python -m mpi4py examples/train_horovod.py --folder runs/horovod
 
-What differs from a script without hpctk is marked. Horovod stays as it is.
+What differs from a script without hpctk is marked. Horovod stays as it is. With --folder the training goes on where it
+was when it is started again, and SIGTERM or SIGUSR2 make all ranks save and exit with 85.
 """
 
 import argparse
@@ -27,6 +29,7 @@ METHODS = {
 parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
 parser.add_argument("--method", choices=METHODS, default="topk")
 parser.add_argument("--epochs", type=int, default=10)
+parser.add_argument("--folder", metavar="DIR", help="keep checkpoints in DIR, and go on from them")
 options = parser.parse_args()
 
 hvd.init()
@@ -58,13 +61,24 @@ compression.attach(
     optimizer
 )  # hpctk: for methods that do more than exchange gradients, harmless for the others
 
-for epoch in range(options.epochs):
+checkpoints, at = None, {"epoch": 0, "step": 0}
+if options.folder:
+    checkpoints = hpctk.Checkpoints(f"{options.folder}/checkpoints", compression, model, every_s=60)  # hpctk
+    at = checkpoints.resume() or at
+    if "optimizer" in at:
+        optimizer.load_state_dict(at["optimizer"])
+
+for epoch in range(at["epoch"], options.epochs):
     sampler.set_epoch(epoch)
-    for inputs, labels in loader:
+    for step, (inputs, labels) in enumerate(loader):
+        if epoch == at["epoch"] and step < at["step"]:
+            continue  # done before
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
+        if checkpoints:
+            checkpoints.after_step(epoch=epoch, step=step + 1, optimizer=optimizer)  # hpctk
 
 # hpctk: the model that the method wants evaluated; for methods that exchange gradients, the one it holds anyway.
 with compression.consensus():

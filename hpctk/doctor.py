@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -143,10 +144,22 @@ def slurm_facts() -> Facts:
     """Return whether Slurm's commands are here, and what srun can start MPI with."""
     if shutil.which("sbatch") is None:
         return {"found": False}
-    facts: Facts = {"found": True, "version": first_line(["sbatch", "--version"])}
-    if shutil.which("srun"):
-        facts["mpi_types"] = output(["srun", "--mpi=list"]).split()
-    return facts
+    version = re.search(r"^slurm\S* \d.*", output(["sbatch", "--version"]), re.M)
+    if version is None:
+        return {"found": True, "version": None, "mpi_types": []}
+    return {
+        "found": True,
+        "version": version[0].strip(),
+        "mpi_types": mpi_types(output(["srun", "--mpi=list"])),
+    }
+
+
+def mpi_types(text: str) -> list[str]:
+    """Return the types in what `srun --mpi=list` prints: one in a line, others behind a colon."""
+    found = re.findall(r"^\s*(?:srun: )?([a-z]\w*)\s*$", text, re.M)
+    for line in re.findall(r"available:(.*)$", text, re.M):
+        found += re.findall(r"\w+", line)
+    return found
 
 
 def hdf5_facts() -> Facts:
@@ -163,11 +176,6 @@ def output(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout + done.stderr
-
-
-def first_line(command: list[str]) -> str:
-    """Return the first line a command prints."""
-    return (output(command).splitlines() or [""])[0].strip()
 
 
 def advise(facts: Facts) -> list[str]:
@@ -204,6 +212,11 @@ def advise(facts: Facts) -> list[str]:
         ),
         ("error" in facts["hdf5"], "no h5py: statistics and checkpoints need it, `pip install h5py`"),
         (not facts["slurm"]["found"], "no Slurm here (sbatch is not on PATH): jobs start with mpirun"),
+        (
+            facts["slurm"]["found"] and not facts["slurm"]["version"],
+            "Slurm's commands are here but find no configuration: set SLURM_CONF if there is a Slurm, or start one "
+            "with ./launch/slurm-local up",
+        ),
         (
             packages["matplotlib"] is None,
             "no matplotlib: reports have no pictures, `pip install 'hpctk[plot]'`",

@@ -25,6 +25,9 @@ VARIABLES = {
     "HPCTK_CLUSTER_HOSTS": "set by launch/cluster: how many emulated hosts there are",
     "HPCTK_CLUSTER_RATE": "set by launch/cluster: the rate of their links",
     "HPCTK_CLUSTER_HEAD": "set by launch/cluster: the address of the first host",
+    "HPCTK_RUN": "set by the Slurm templates: the folder of the run",
+    "HPCTK_GPU": "set by launch/bind-gpu and the Slurm template for GPUs: the GPU of this rank, among those it sees",
+    "HPCTK_SLURM_SITE": "defaults of `hpctk slurm`, a TOML file [~/.config/hpctk/slurm.toml]",
     "HPCTK_CACHE": "where launch/setup keeps built Horovod wheels [~/.cache/hpctk]",
 }
 
@@ -108,11 +111,26 @@ def progress(environ: Mapping[str, str] = os.environ) -> str | None:
 
 def calibration_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where the calibration is kept."""
-    given = environ.get("HPCTK_CALIBRATION", "")
+    return _configured(environ, "HPCTK_CALIBRATION", "calibration.json")
+
+
+def slurm_site_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where the site's defaults for job scripts are."""
+    return _configured(environ, "HPCTK_SLURM_SITE", "slurm.toml")
+
+
+def slurm_site(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file of the site's defaults: one that was named must be there, the usual one need not."""
+    file = slurm_site_file(environ)
+    return file if environ.get("HPCTK_SLURM_SITE") or file.exists() else None
+
+
+def _configured(environ: Mapping[str, str], variable: str, name: str) -> Path:
+    given = environ.get(variable, "")
     if given:
         return Path(given)
     config = environ.get("XDG_CONFIG_HOME", "") or os.path.expanduser("~/.config")
-    return Path(config) / "hpctk" / "calibration.json"
+    return Path(config) / "hpctk" / name
 
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:

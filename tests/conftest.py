@@ -132,3 +132,19 @@ def hvd():
     horovod = importlib.import_module("horovod.torch")
     horovod.init(process_sets="dynamic")
     return horovod
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """A Slurm of this machine: the one that launch/test has started for all, or one of this test run's own."""
+    import slurm_jobs
+
+    if slurm_jobs.missing():
+        pytest.skip(slurm_jobs.missing())
+    conf = os.environ.get("SLURM_CONF", "")
+    if conf.startswith("/tmp/hpctk-slurm-") and Path(conf).exists():
+        yield slurm_jobs.Slurm(conf)
+        return
+    name, made = slurm_jobs.bring_up()
+    yield made
+    slurm_jobs.slurm_local("down", "--name", name)

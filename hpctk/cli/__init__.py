@@ -24,6 +24,7 @@ COMMANDS = {
     "merge": ("merge", "put all ranks' statistics of a run into one HDF5 file"),
     "report": ("report", "say what a run's statistics show, as text, as a page or as JSON; compare runs"),
     "trace": ("trace", "write a run's calls for Perfetto or chrome://tracing"),
+    "slurm": ("slurm", "write a job script for Slurm, or submit it"),
     "train": ("train", "run a bundled training job on this communicator's ranks"),
 }
 

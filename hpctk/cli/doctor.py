@@ -58,7 +58,7 @@ def render(facts: doctor.Facts) -> str:
         ("Horovod", horovod(facts["horovod"])),
         (
             "Slurm",
-            f"{slurm['version']}, srun --mpi: {' '.join(slurm.get('mpi_types', []))}"
+            f"{slurm['version'] or 'no configuration'}, srun --mpi: {' '.join(slurm['mpi_types']) or 'unknown'}"
             if slurm["found"]
             else "no",
         ),

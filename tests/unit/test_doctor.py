@@ -65,6 +65,10 @@ CASES = {
     "Horovod without MPI": (changed("horovod", mpi=False), ["HOROVOD_WITH_MPI=1"]),
     "no h5py": ({**COMPLETE, "hdf5": {"error": "No module"}}, ["no h5py", "pip install h5py"]),
     "no Slurm": ({**COMPLETE, "slurm": {"found": False}}, ["no Slurm", "mpirun"]),
+    "Slurm without configuration": (
+        changed("slurm", version=None, mpi_types=[]),
+        ["SLURM_CONF", "launch/slurm-local"],
+    ),
     "no matplotlib": (changed("packages", matplotlib=None), ["pip install 'hpctk[plot]'"]),
     "misspelt": ({**COMPLETE, "unknown_variables": ["HPCTK_TIMEOUT"]}, ["HPCTK_TIMEOUT,", "HPCTK_TIMEOUT_S"]),
     "bad value": ({**COMPLETE, "bad_settings": ["HPCTK_GPU_AWARE='x': need 0"]}, ["HPCTK_GPU_AWARE='x'"]),
@@ -137,6 +141,24 @@ def bare_path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def as_json(bare_path):
     return run_doctor("--json", PATH=bare_path, HPCTK_TIMEOUT_S="7", **SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        ("MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n", ["pmix", "none", "cray_shasta"]),
+        (
+            "\tpmi2\nspecific pmix plugin versions available: pmix_v3,pmix_v4\n",
+            ["pmi2", "pmix_v3", "pmix_v4"],
+        ),
+        ("srun: MPI types are...\nsrun: none\nsrun: openmpi\n", ["none", "openmpi"]),
+        ("srun: error: fetch_config: DNS SRV lookup failed\nsrun: fatal: no configuration\n", []),
+        ("", []),
+    ],
+    ids=["22.05", "versions", "old", "no configuration", "nothing"],
+)
+def test_what_srun_can_start_mpi_with(text, types):
+    assert doctor.mpi_types(text) == types
 
 
 def test_json(as_json):

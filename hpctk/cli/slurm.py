@@ -1,0 +1,215 @@
+"""Job scripts for Slurm: write one with your values, or write, check and submit it.
+
+The command goes behind `--`; "{run}" in it stands for the folder of the run, which the job also finds in $HPCTK_RUN.
+`hpctk train` gets its --run and --resume by itself, Python programs their `-m mpi4py`. Values that are the same for all
+your jobs can stand in a TOML file (--site); docs/slurm.md tells more.
+
+Examples:
+  hpctk slurm render mpi --nodes 2 --ntasks-per-node 4 --time 02:00:00 -- hpctk train digits --method saef
+  hpctk slurm render ddp --partition gpu -- python train_ddp.py --folder '{run}' > job.sbatch
+  hpctk slurm submit mpi --job-name saef --account physics -- python train.py '{run}/checkpoints'
+  hpctk slurm submit array --methods mean,saef,celgc --seeds 1,2,3 --at-once 4 -- hpctk train digits
+  hpctk slurm submit gpu --nodes 4 --gpus-per-node 4 --venv ~/venv -- python train.py
+  hpctk slurm render mpi --help
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpctk import environment
+from hpctk.cli.calibrate import keep
+from hpctk.errors import SettingError
+from hpctk.slurm import options as known
+from hpctk.slurm.options import KINDS, Options, from_layers
+
+#: Option: (type, name of its value, what it means).
+_OPTIONS: dict[str, tuple[type, str, str]] = {
+    "job_name": (str, "NAME", "also names the log and, unless --run says otherwise, the run's folder"),
+    "nodes": (int, "N", "nodes"),
+    "ntasks_per_node": (int, "N", "ranks on each node"),
+    "cpus_per_task": (int, "N", "CPUs, and threads, of each rank"),
+    "gpus_per_node": (int, "N", "GPUs of each node"),
+    "mem": (str, "SIZE", "memory of each node, such as 16G"),
+    "time": (str, "LIMIT", "time limit, such as 02:00:00 or 1-12; restarts get as much again"),
+    "partition": (str, "NAME", "partition"),
+    "account": (str, "NAME", "account that pays"),
+    "qos": (str, "NAME", "quality of service"),
+    "constraint": (str, "FEATURES", "features that nodes must have"),
+    "mail": (str, "ADDRESS", "where Slurm writes to"),
+    "mail_type": (str, "EVENTS", "about what [FAIL,REQUEUE,END]"),
+    "mpi": (str, "TYPE", "what `srun --mpi=list` calls your MPI [pmix]"),
+    "warning_s": (int, "SECONDS", "ask the ranks to save so long before the time limit [180]"),
+    "max_restarts": (int, "N", "how often the job may go back into the queue [20]"),
+    "run": (str, "DIR", "the run's folder [runs/NAME]"),
+    "venv": (str, "DIR", "virtual environment to activate"),
+    "at_once": (int, "N", "jobs of the sweep at the same time"),
+}
+_LISTS = {
+    "modules": ("--module", "NAME", "a module to load; may be repeated"),
+    "setup": ("--setup", "LINE", "a line of shell, as it is, before the program starts; may be repeated"),
+    "sbatch": (
+        "--sbatch",
+        "OPTION",
+        "a further option of sbatch, such as --sbatch=--exclusive; may be repeated",
+    ),
+}
+
+
+class KindParser(argparse.ArgumentParser):
+    """A parser whose complaint about an unknown option lists those that there are."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Read the words; end with status 2 where one is left over."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
+            self.error(
+                f"unknown: {' '.join(left)}; allowed are {', '.join(flags)}, and the command behind --"
+            )
+        return found, left
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the actions, and for each the kinds with their options."""
+    actions = parser.add_subparsers(dest="action", metavar="render|submit", required=True)
+    for action, summary in (
+        ("render", "print a job script"),
+        ("submit", "write a job script, let Slurm check it, submit it, and say where to look"),
+    ):
+        one = actions.add_parser(action, help=summary, description=f"{summary}.".capitalize())
+        kinds = one.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=KindParser)
+        for kind, meaning in KINDS.items():
+            _add_kind(
+                kinds.add_parser(kind, help=meaning, description=f"{kind}: {meaning}.", allow_abbrev=False),
+                action,
+                kind,
+            )
+
+
+def _add_kind(parser: argparse.ArgumentParser, action: str, kind: str) -> None:
+    # Otherwise usage shows [command ...] without the -- that must come before it.
+    parser.usage = f"hpctk slurm {action} {kind} [OPTION ...] [-- COMMAND ...]"
+    allowed = known.known(kind)
+    for name, (type_, value, meaning) in _OPTIONS.items():
+        if name in allowed:
+            parser.add_argument(
+                f"--{name.replace('_', '-')}",
+                dest=_dest(name),
+                type=type_,
+                metavar=value,
+                help=meaning.replace("%", "%%"),
+            )
+    for name, (flag, value, meaning) in _LISTS.items():
+        parser.add_argument(flag, dest=name, action="append", metavar=value, help=meaning)
+    if kind == "array":
+        parser.add_argument(
+            "--table", dest="table_file", type=Path, metavar="FILE", help="a line of options for each job"
+        )
+        parser.add_argument("--methods", metavar="A,B,...", help="a table of these methods ...")
+        parser.add_argument("--seeds", metavar="1,2,...", help="... with each of these seeds [1]")
+    parser.add_argument(
+        "--site", type=Path, metavar="FILE",
+        help=f"defaults of your site, a TOML file [{environment.slurm_site_file()}, if it is there]",
+    )  # fmt: skip
+    parser.add_argument("words", nargs="*", metavar="COMMAND", help="the program, behind --")
+
+
+def _dest(name: str) -> str:
+    # `run` is what the parser calls.
+    return "folder" if name == "run" else name
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the script, or submit it."""
+    from hpctk.slurm import commands
+    from hpctk.slurm.render import render
+
+    if options.action == "submit":
+        # Before anything is written.
+        commands.find_sbatch()
+    chosen = resolved(options)
+    text = render(chosen)
+    if options.action == "render":
+        sys.stdout.write(text)
+        return 0
+    print(submitted(chosen, text))
+    return 0
+
+
+def resolved(options: argparse.Namespace) -> Options:
+    """Return the options: those of the site's file, and of the command line, which wins."""
+    from hpctk.slurm import site
+
+    file: Path | None = options.site or environment.slurm_site()
+    layers: list[dict[str, Any]] = [] if file is None else [site.read(file, options.kind)]
+    names = known.known(options.kind)
+    given = {name: getattr(options, _dest(name), None) for name in names}
+    if options.kind == "array":
+        given["table"] = table(options)
+    chosen = from_layers(options.kind, *layers, {**given, "command": tuple(options.words)})
+    # The shell would not, once it is quoted.
+    return chosen if chosen.venv is None else replace(chosen, venv=os.path.expanduser(chosen.venv))
+
+
+def table(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the lines of a sweep: of a file, or all methods with all seeds."""
+    file: Path | None = options.table_file
+    if file is not None and options.methods is not None:
+        raise SettingError("--table and --methods: give one of them")
+    if options.methods is None and options.seeds is not None:
+        raise SettingError("--seeds: needs --methods")
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError(
+                f"--table {file}: {getattr(error, 'strerror', None) or 'it is no text'}"
+            ) from None
+        found = tuple(line for line in lines if line and not line.startswith("#"))
+        if not found:
+            raise SettingError(f"--table {file}: has no line")
+        return found
+    if options.methods is None:
+        return ()
+    methods = [word.strip() for word in options.methods.split(",")]
+    seeds = [word.strip() for word in (options.seeds or "1").split(",")]
+    wrong = [word for word in seeds if not word.isdecimal()]
+    if wrong or not all(methods):
+        raise SettingError(
+            f"--methods {options.methods} --seeds {options.seeds or '1'}: need names and whole numbers, with commas"
+        )
+    return tuple(f"--method {method} --seed {seed}" for method in methods for seed in seeds)
+
+
+def submitted(chosen: Options, text: str) -> str:
+    """Keep the script in the run's folder, let Slurm check and take it; return what to say."""
+    from hpctk.slurm import commands
+
+    folder = Path(chosen.run or f"runs/{chosen.job_name}")
+    script = folder / "job.sbatch"
+    try:
+        keep(script, text)
+    except OSError as error:
+        raise SettingError(f"{folder}: the run's folder cannot be written ({error.strerror})") from None
+    commands.check(script)
+    job = commands.submit(script)
+    sweep = chosen.kind == "array"
+    stats = f"{folder}/{'LINE/' if sweep else ''}stats"
+    return "\n".join(
+        [
+            f"job         {job}" + (f", {len(chosen.table) or 'all'} lines" if sweep else ""),
+            f"log         {chosen.job_name}-{job}{'_*' if sweep else ''}.out",
+            f"run         {folder}" + ("/LINE, a folder for each line" if sweep else ""),
+            # Names may be anything, and this command will be pasted.
+            f"statistics  {stats}; shown by: hpctk report {shlex.quote(stats)}",
+            f"script      {script}",
+            f"look at it with squeue --job {job}, end it with scancel {job}",
+        ]
+    )

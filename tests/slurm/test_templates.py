@@ -1,0 +1,98 @@
+"""Every template that needs no GPU, submitted on two nodes: it trains to what mpirun or torchrun come to."""
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+
+import pytest
+from jobs import ROOT, mpirun, run, torchrun
+from slurm_jobs import digest
+
+SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
+TRAIN = ("hpctk", "train", "digits", "--epochs", "2", "--method", "saef")
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None,
+    reason="Horovod is not installed (./launch/setup --with-horovod)",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What two ranks under mpirun train to."""
+    file = tmp_path_factory.mktemp("mpirun") / "result.json"
+    ended = run(mpirun(2, sys.executable, "-m", "mpi4py", "-m", *TRAIN, "--json", str(file)), timeout_s=150)
+    assert ended.code == 0, ended.output
+    return digest(json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("kind", ["mpi", "mpirun"], ids=["by srun", "by mpirun"])
+def test_training_ends_as_under_mpirun(slurm, tmp_path, trained, kind):
+    # A name that the shell, sbatch and the file system must all take for a name.
+    job = slurm.submit(tmp_path, kind, "x; rm -rf ~", *SIZE, "--", *TRAIN)
+    assert f"log         x; rm -rf ~-{job.number}.out\n" in job.said
+    assert "statistics  runs/x; rm -rf ~/stats; shown by: hpctk report 'runs/x; rm -rf ~/stats'" in job.said
+    assert job.ended() == "COMPLETED", job.log()
+    assert digest(job.result()) == trained
+    assert job.result()["ranks"] == 2
+    assert "restart 0 of at most 20" in job.log()
+    assert job.facts()["NodeList"].startswith("n[")
+
+
+def example(name, tmp_path):
+    shutil.copy(ROOT / "examples" / name, tmp_path)
+    return ["python", name, "--epochs", "2", "--folder", "{run}"]
+
+
+def summary(output):
+    """Return what an example says at its end."""
+    return re.search(r"^\w+(?: on \d+ processes)?: accuracy .*$", output, re.M)[0]
+
+
+@needs_horovod
+def test_horovod_by_srun_and_by_mpirun(slurm, tmp_path):
+    words = example("train_horovod.py", tmp_path)
+    ended = run(
+        mpirun(2, sys.executable, "-m", "mpi4py", *words[1:4]),
+        timeout_s=150,
+        cwd=tmp_path,
+        HOROVOD_CYCLE_TIME="5",
+    )
+    assert ended.code == 0, ended.output
+    # One after the other: Horovod's threads leave little to each other on few cores.
+    for kind in ("horovod", "mpirun"):
+        job = slurm.submit(tmp_path, kind, kind, *SIZE, "--", *words, HOROVOD_CYCLE_TIME="5")
+        assert job.ended() == "COMPLETED", job.log()
+        assert summary(job.log()) == summary(ended.output)
+
+
+def test_torchrun(slurm, tmp_path):
+    words = example("train_ddp.py", tmp_path)
+    job = slurm.submit(tmp_path, "ddp", "ddp", *SIZE, "--", *words)
+    ended = run(torchrun(2, *words[1:4]), timeout_s=150, cwd=tmp_path)
+    assert ended.code == 0, ended.output
+    assert job.ended() == "COMPLETED", job.log()
+    assert summary(job.log()) == summary(ended.output)
+
+
+def test_a_sweep_of_four(slurm, tmp_path):
+    one_rank = ("--nodes", "1", "--ntasks-per-node", "1", "--time", "20")
+    job = slurm.submit(
+        tmp_path, "array", "sweep", *one_rank, "--methods", "mean,celgc", "--seeds", "1,2", "--",
+        "hpctk", "train", "digits", "--epochs", "2",
+    )  # fmt: skip
+    assert "4 lines" in job.said
+    folders = {
+        f"method-{method}-seed-{seed}": (method, seed) for method in ("mean", "celgc") for seed in (1, 2)
+    }
+    job.all_ended()
+    digests = set()
+    for name, (method, seed) in folders.items():
+        result = json.loads((job.run / name / "result.json").read_text())
+        assert (list(result["methods"]), result["settings"]["seed"]) == ([method], seed)
+        digests.add(digest(result))
+    assert len(digests) == 4
+    logs = sorted(path.name for path in tmp_path.glob("*.out"))
+    assert logs == [f"sweep-{job.number}_{line}.out" for line in range(4)]

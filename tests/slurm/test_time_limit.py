@@ -1,0 +1,69 @@
+"""Near the time limit: the ranks save, the job goes back into the queue, and ends as if nothing had happened."""
+
+import json
+import sys
+
+from jobs import mpirun, run
+from slurm_jobs import digest
+
+from hpctk.stats import read as stats
+
+SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
+
+
+def training(method, epochs=12):
+    return (
+        "hpctk",
+        "train",
+        "digits",
+        "--epochs",
+        str(epochs),
+        "--method",
+        method,
+        "--checkpoint-steps",
+        "40",
+    )
+
+
+def requeued(slurm, folder, method, kind="mpi"):
+    """Return a job that was asked to save, was requeued and has ended; and what it would have come to without."""
+    job = slurm.submit(folder, kind, f"{kind}-{method}", *SIZE, "--", *training(method))
+    job.saves()
+    job.ask_to_save()
+    job.wait_for(lambda: job.facts()["Restarts"] == "1")
+    words = [*training(method), "--run", str(folder / "straight")]
+    straight = run(mpirun(2, sys.executable, "-m", "mpi4py", "-m", *words), timeout_s=150)
+    assert straight.code == 0, straight.output
+    return job, folder / "straight" / "result.json"
+
+
+def check(job, straight):
+    assert job.ended() == "COMPLETED", job.log()
+    log = job.log()
+    # One log for both attempts.
+    assert (
+        log.index("restart 0 of") < log.index("USR1: the ranks are asked to save") < log.index("restart 1 of")
+    )
+    assert "stopped by SIGUSR2 and saved in" in log
+    assert "status 85: back into the queue" in log
+    assert ", resumed [" in log
+    # Statistics of both attempts, of both ranks, in the run's folder.
+    recordings = stats.load(job.run / "stats").recordings
+    assert [sorted(one.ranks) for one in recordings] == [[0, 1], [0, 1]]
+    restarts = [one.ranks[0].environment["SLURM_RESTART_COUNT"] for one in recordings[1:]]
+    assert restarts == ["1"]
+    assert digest(job.result()) == digest(json.loads(straight.read_text()))
+
+
+def test_a_requeued_job_ends_bit_for_bit_the_same(slurm, tmp_path):
+    check(*requeued(slurm, tmp_path, "saef"))
+
+
+def test_no_restart_is_left(slurm, tmp_path):
+    job = slurm.submit(tmp_path, "mpi", "last", *SIZE, "--max-restarts", "0", "--", *training("mean", 500))
+    job.saves()
+    job.ask_to_save()
+    assert job.ended() == "FAILED", job.log()
+    assert job.facts()["ExitCode"] == "85:0"
+    assert job.facts()["Restarts"] == "0"
+    assert "no restart is left; submitted again, it goes on from runs/last" in job.log()
