@@ -114,7 +114,10 @@ class RankFile:
     def _laid_out(self, state: str, rows: Mapping[str, int]) -> tuple[int, Offsets]:
         """Return an empty file in memory, and where its columns lie."""
         image = os.memfd_create("hpctk-stats")
-        with open(image, "w+b", buffering=0, closefd=False) as raw, h5py.File(raw, "w") as file:
+        with (
+            open(image, "w+b", buffering=0, closefd=False) as raw,
+            h5py.File(raw, "w", libver="earliest") as file,
+        ):
             file.attrs.update(_plain({"schema": schema.NAME, "schema_version": schema.VERSION}))
             file.attrs.update(_plain({"state": state, **self._attributes}))
             file.create_group("environment").attrs.update(_plain(self._environment))
