@@ -169,6 +169,8 @@ class Checkpoints:
         text = f"stopped by {stop_signals.name(number)} and saved in {place}; run again with the same folder to go on"
         if self._opt.world.rank == 0:
             print(f"hpctk: {text}", file=sys.stderr, flush=True)
+        # Now, not at exit: a launcher may end this process as soon as another has left.
+        self._opt.close_stats()
         # Nobody leaves before all have: who ends first may take the others along.
         self._opt.world.barrier("stopping")
         raise Stopped(text)

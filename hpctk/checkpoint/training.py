@@ -45,6 +45,8 @@ class Trainer(Protocol):
 
     def load_stats(self, stats: Stats) -> None: ...
 
+    def close_stats(self) -> None: ...
+
     def begin(self) -> None:
         """Make sure that there is a state to load into. Collective over the communicator."""
 

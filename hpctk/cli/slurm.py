@@ -201,14 +201,14 @@ def submitted(chosen: Options, text: str) -> str:
     commands.check(script)
     job = commands.submit(script)
     sweep = chosen.kind == "array"
-    stats = f"{folder}/{'LINE/' if sweep else ''}stats"
+    one = f"{folder}/LINE" if sweep else str(folder)
     return "\n".join(
         [
             f"job         {job}" + (f", {len(chosen.table) or 'all'} lines" if sweep else ""),
             f"log         {chosen.job_name}-{job}{'_*' if sweep else ''}.out",
             f"run         {folder}" + ("/LINE, a folder for each line" if sweep else ""),
             # Names may be anything, and this command will be pasted.
-            f"statistics  {stats}; shown by: hpctk report {shlex.quote(stats)}",
+            f"statistics  {one}/stats; shown by: hpctk report {shlex.quote(one)}",
             f"script      {script}",
             f"look at it with squeue --job {job}, end it with scancel {job}",
         ]

