@@ -7,6 +7,7 @@ that nothing is communicated for their sake.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 import warnings
 from collections import Counter as Counts
@@ -177,13 +178,15 @@ def _new_folder(run: Path) -> dict[str, Any]:
         earlier = sorted((x for x in run.iterdir() if FOLDER.fullmatch(x.name)), key=lambda x: int(x.name))
         number = int(earlier[-1].name) + 1 if earlier else 0
         (run / f"{number:03d}").mkdir()
+        # JSON keeps every bit of a number.
+        began_s = time.perf_counter()
     except OSError as error:
         return {"error": str(error)}
     run_id = uuid.uuid4().hex
     if earlier:
         with suppress(HpctkError, OSError, KeyError):
             run_id = str(read_rank(earlier[-1] / file_name(0)).attributes["run_id"])
-    return {"number": number, "run_id": run_id}
+    return {"number": number, "run_id": run_id, "began_s": began_s}
 
 
 def _open(
@@ -199,16 +202,18 @@ def _open(
     # Where nodes do not share a file system it is there on rank 0's alone.
     folder.mkdir(parents=True, exist_ok=True)
     nbytes = sum(parameter.numel() * parameter.element_size() for parameter in replica.parameters)
+    # Times count from here, on every rank's own clock.
+    began_s = place["began_s"] if here.rank == 0 else time.perf_counter()
     attributes = {
         "run_id": place["run_id"], "recording": place["number"], **metadata.describe(here),
         "method": type(method).__name__, "settings": json.dumps(method.settings(), default=str),
         "schedule": replica.schedule,
         "parameters": sum(parameter.numel() for parameter in replica.parameters), "parameter_bytes": nbytes,
-        "clock_offset_s": offset_s, "clock_error_s": error_s,
+        "clock_offset_s": began_s + offset_s - place["began_s"], "clock_error_s": error_s,
     }  # fmt: skip
     return Recording(
         folder / file_name(here.rank), settings, here.size, here.name, attributes, metadata.environment(),
-        dense_sent("allreduce", nbytes, here.size),
+        dense_sent("allreduce", nbytes, here.size), began_s,
     )  # fmt: skip
 
 

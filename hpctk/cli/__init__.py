@@ -21,10 +21,10 @@ COMMANDS = {
     "calibrate": ("calibrate", "measure these ranks, so that schedule='auto' knows what is best here"),
     "schedule": ("schedule", "list, draw and price the collective schedules"),
     "checkpoint": ("checkpoint", "show what a checkpoint holds, and whether it is whole"),
-    "slurm": ("slurm", "write a job script for Slurm, or submit it"),
     "merge": ("merge", "put all ranks' statistics of a run into one HDF5 file"),
     "report": ("report", "say what a run's statistics show, as text, as a page or as JSON; compare runs"),
     "trace": ("trace", "write a run's calls for Perfetto or chrome://tracing"),
+    "slurm": ("slurm", "write a job script for Slurm, or submit it"),
     "train": ("train", "run a bundled training job on this communicator's ranks"),
 }
 

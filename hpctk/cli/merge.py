@@ -3,8 +3,8 @@
 The file is a view on the ranks' own files (virtual datasets) and moves with their folder; a copy stands by itself.
 
 Examples:
-  hpctk merge runs/7/stats                       makes runs/7/stats/merged.h5
-  hpctk merge runs/7/stats --copy -o run7.h5     a compressed copy that needs nothing else
+  hpctk merge runs/7                       makes runs/7/stats/merged.h5
+  hpctk merge runs/7 --copy -o run7.h5     a compressed copy that needs nothing else
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ SHOWN = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("path", type=Path, metavar="RUN", help="a run's folder of statistics")
-    parser.add_argument("-o", dest="output", type=Path, metavar="FILE", help="what to write [RUN/merged.h5]")
+    parser.add_argument("path", type=Path, metavar="RUN", help="folder of a run, or of its statistics")
+    parser.add_argument(
+        "-o", dest="output", type=Path, metavar="FILE", help="what to write [merged.h5 beside the statistics]"
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
         "--copy", action="store_true", help="copy the rows, compressed, instead of pointing to them"
@@ -37,13 +39,15 @@ def run(options: argparse.Namespace) -> int:
     from hpctk.errors import HpctkError
     from hpctk.stats.merge import MOST_VIEWED, merge
     from hpctk.stats.read import MERGED, load
+    from hpctk.stats.report.place import statistics_of
 
     if not options.path.is_dir():
         raise HpctkError(f"{options.path}: no such folder")
-    stats = load(options.path)
+    folder = statistics_of(options.path)
+    stats = load(folder)
     files = sum(len(recording.ranks) for recording in stats.recordings)
     copy = options.copy or (files > MOST_VIEWED and not options.virtual)
-    target = options.output or options.path / MERGED
+    target = options.output or folder / MERGED
     merge(stats, target, copy=copy, force=options.force)
     remarks = []
     if copy and not options.copy:

@@ -18,6 +18,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctk import environment
 from hpctk.cli import task_options
 from hpctk.cli.progress import Progress
 from hpctk.cli.results import results_table
@@ -145,6 +146,9 @@ def hand_over(
     lines = [results_table(whole["methods"])]
     if options.picture is not None:
         lines.append(here.run_on_root("drawing the picture", lambda: _drawn(whole, options.picture)))
+    if folder is not None and environment.stats_folder() is None:
+        several = len(whole["methods"]) > 1
+        lines.append(f"report: hpctk report {f'--compare {folder.path}/*/' if several else folder.path}")
     if here.rank == 0:
         print("\n".join(lines))
 

@@ -114,6 +114,7 @@ class Compression(Participant, ReadyMade):
             schedule=schedule, on_bad_gradient=on_bad_gradient,
         )  # fmt: skip
         self._tally = Tally(self._replica, self.method, recorded)
+        self._tally.begin()
         #: The gradients that Horovod has taken back, once they were exchanged.
         self._returned: set[str] = set()
         self._exchanged = False

@@ -96,6 +96,8 @@ class Recording:
         What describes the recording.
     dense_step_bytes : int
         What averaging all gradients uncompressed would send in a step.
+    began_s : float, optional
+        When the recording began, by time.perf_counter(): now where not given.
 
     Raises OSError where the file cannot be made.
     """
@@ -111,11 +113,12 @@ class Recording:
         attributes: Attributes,
         environment: Mapping[str, str],
         dense_step_bytes: int = 0,
+        began_s: float | None = None,
     ) -> None:
         self.path = path
         self._settings, self._dense_step_bytes = settings, dense_step_bytes
         self.traffic = Traffic(size)
-        self.began_s = time.perf_counter()
+        self.began_s = time.perf_counter() if began_s is None else began_s
         described = {**attributes, "began_unix_s": time.time(), "events": settings.events}
         room = min(FIRST_ROWS, settings.events)
         rows = {"calls": room, "steps": room, "summary": KINDS, "peers": size, "sizes": schema.SIZE_BINS}

@@ -462,3 +462,30 @@ def test_a_checkpoint_over_torch_distributed(world, process_group, mpi_tmp_path)
         ends.append(b"".join(value.tobytes() for value in values(model)))
         world.barrier()
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_statistics(world, process_group, mpi_tmp_path, name):
+    """The file says what the counter says; buckets have names."""
+    model = net()
+    wrapped = DistributedDataParallel(model, process_group=process_group, bucket_cap_mb=5e-5)
+    attached = hpctk.ddp.attach(wrapped, METHODS[name](), schedule="ring", stats=mpi_tmp_path / "run")
+    base = sgd(model.parameters())
+    for t in range(4):
+        base.zero_grad()
+        loss = loss_of(wrapped, world.rank, t)
+        attached.note_loss(loss)
+        loss.backward()
+        base.step()
+    attached.close_stats()
+    (recording,) = hpctk.stats.load(mpi_tmp_path / "run").recordings
+    calls, steps = (recording.ranks[world.rank].table(table) for table in ("calls", "steps"))
+    known = calls["sent_bytes"] >= 0
+    assert calls["sent_bytes"][known].sum() == attached.stats.sent_bytes == steps["sent_bytes"].sum()
+    assert steps["step"].tolist() == [0, 1, 2, 3]
+    assert steps["rounds"].tolist() == [1] * 4
+    assert (steps["loss"] > 0).all()
+    labels = set(calls["tensor"][(calls["dense_bytes"] > 0) & (calls["step"] > 0)])
+    if name == "Mean":
+        assert labels >= {b"bucket 0", b"bucket 1"}
+    assert recording.ranks[world.rank].attributes["library"].startswith("torch.distributed")

@@ -338,6 +338,22 @@ def test_clocks_of_several_nodes_are_compared(world, monkeypatch):
     assert math.isclose(offset, -ahead, abs_tol=max(error, 1e-12))
 
 
+def test_times_of_all_ranks_can_be_compared(world, mpi_tmp_path):
+    """An all-reduce ends nowhere before it has begun everywhere: so do the times in the files, once clocks are one."""
+    train(world, hpctk.Mean(), mpi_tmp_path / "run", schedule="recursive_doubling")
+    world.barrier()
+    (recording,) = hpctk.stats.load(mpi_tmp_path / "run").recordings
+    starts, ends = [], []
+    for rank in recording.ranks.values():
+        calls, offset = rank.table("calls"), rank.attributes["clock_offset_s"]
+        chosen = calls["operation"] == b"allreduce"
+        starts.append(calls["start_s"][chosen] + offset)
+        ends.append(calls["end_s"][chosen] + offset)
+        assert (rank.rank == 0) == (offset == 0) or world.size == 1
+    error = max(rank.attributes["clock_error_s"] for rank in recording.ranks.values())
+    assert (np.min(ends, axis=0) > np.max(starts, axis=0) - 2 * error).all()
+
+
 def test_nothing_is_communicated_for_the_sake_of_statistics_in_steps(world, mpi_tmp_path):
     """As many collectives with files as without."""
     opts = [train(world, hpctk.Mean(), stats) for stats in (None, mpi_tmp_path / "run")]

@@ -8,10 +8,11 @@ from stats_memory import add_call, recording, run
 
 from hpctk.stats.read import RunStats
 from hpctk.stats.report.account import account
+from hpctk.stats.report.described import called, typed
 from hpctk.stats.report.document import document
 from hpctk.stats.report.extremes import extremes
 from hpctk.stats.report.layout import WIDTH
-from hpctk.stats.report.text import called, text
+from hpctk.stats.report.text import text
 
 
 def shown(stats):
@@ -134,6 +135,15 @@ def test_starts_are_listed():
     assert lines[2].endswith("closed")
     assert lines[3].split()[0] == "3"
     assert lines[3].endswith("not closed")
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [("/opt/lib/hpctk/__main__.py train digits", "hpctk train digits"), ("/home/me/train.py --lr 1", "train.py --lr 1"),
+     ("train.py", "train.py"), ("", "")],
+)  # fmt: skip
+def test_commands_as_one_types_them(command, text):
+    assert typed(command) == text
 
 
 @pytest.mark.parametrize(

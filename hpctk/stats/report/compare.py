@@ -8,9 +8,9 @@ from pathlib import PurePath
 from typing import Any
 
 from hpctk.stats import metrics
+from hpctk.stats.report.described import called
 from hpctk.stats.report.layout import WIDTH, sentences, table
 from hpctk.stats.report.numbers import bytes_text, count, digits, percent, seconds_text, shortened, times
-from hpctk.stats.report.text import called
 
 Document = dict[str, Any]
 

@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpctk.stats.report.compare import ROWS, equal
-from hpctk.stats.report.figure_runs import run_bars
+from hpctk.stats.report.figure_runs import COLOURS, run_bars
 from hpctk.stats.report.figures import Figure
 from hpctk.stats.report.lines import Line, chart, smoothed
 from hpctk.stats.report.numbers import bytes_text, count, percent, plural, seconds_text
 from hpctk.stats.report.page import Column, figure, framed, table, warnings
 from hpctk.stats.report.svg import escaped
-
-#: Runs whose lines have colours of their own; those after them share these.
-COLOURS = 8
 
 
 def page(found: dict[str, Any], documents: Sequence[dict[str, Any]]) -> str:

@@ -86,15 +86,6 @@ FIGURES = (
         legend=tuple((f"part{i}", name) for i, name in enumerate(PARTS.values())),
     ),
     Figure(
-        "A few steps",
-        "On the clock of rank 0; a mark where a step begins. Waiting is drawn at the start of a call, wherever in it "
-        "it was.",
-        "No calls have rows of their own: hpctk kept only their sums.",
-        lambda material: timeline(material.lanes),
-        shape="wide",
-        legend=(("step", "step"), ("call", "call"), ("part1", "waiting in it")),
-    ),
-    Figure(
         "Who sends to whom",
         f"Shades are logarithmic; of more than {FIELDS} ranks, neighbours share a field. Bytes that only the library "
         "knows are not in it.",
@@ -104,7 +95,7 @@ FIGURES = (
     ),
     Figure(
         "Message sizes",
-        "Messages sent by all ranks; each bar twice as long as the one before.",
+        "Messages sent by all ranks; those of a bar are up to twice as long as those of the one before.",
         "No message was counted.",
         lambda material: sizes(material.document),
     ),
@@ -126,5 +117,14 @@ FIGURES = (
         "The mean loss of all ranks, and smoothed, against the seconds of their steps.",
         "No loss was given to the optimizer.",
         lambda material: _loss(material, "seconds", "seconds", seconds_text),
+    ),
+    Figure(
+        "A few steps",
+        "On the clock of rank 0; a mark where a step begins. Waiting is drawn at the start of a call, wherever in it "
+        "it was.",
+        "No calls have rows of their own: hpctk kept only their sums.",
+        lambda material: timeline(material.lanes),
+        shape="wide",
+        legend=(("step", "step"), ("call", "call"), ("part1", "waiting in it")),
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpctk.stats.report.described import called, library, moment, places, state, typed
 from hpctk.stats.report.extremes import extremes
 from hpctk.stats.report.figures import FIGURES, Figure, Material
 from hpctk.stats.report.numbers import (
@@ -20,7 +21,6 @@ from hpctk.stats.report.numbers import (
 from hpctk.stats.report.page_script import SCRIPT
 from hpctk.stats.report.page_style import STYLE
 from hpctk.stats.report.svg import escaped
-from hpctk.stats.report.text import called, library, moment, places, state
 
 #: Rows of tables; of more ranks the extreme ones, of more calls those that took longest.
 RANKS, CALLS = 1000, 300
@@ -122,7 +122,7 @@ def _header(document: dict[str, Any]) -> str:
         "ranks": places(totals),
         "method": called(last["settings"], last["method"]),
         "library": library(last),
-        "command": last["command"],
+        "command": typed(last["command"]),
         "began": moment(document["recordings"][0]["began"]),
         "recorded": f"{seconds_text(totals['wall_s'])} in {plural(len(document['recordings']), 'start')}; "
         f"the last: {state(last)}",

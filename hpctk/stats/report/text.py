@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
+from hpctk.stats.report.described import called, library, moment, places, state, typed
 from hpctk.stats.report.extremes import extremes
 from hpctk.stats.report.layout import bar, facts, sentences, table
 from hpctk.stats.report.numbers import (
@@ -35,43 +35,6 @@ def text(document: Document) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def called(settings: str, method: str) -> str:
-    """Return a method with its settings as one writes them: SAEF(compressor=TopK(density=0.01))."""
-    try:
-        return _called(json.loads(settings), "method") or method
-    except (ValueError, TypeError, RecursionError):
-        return method
-
-
-def _called(settings: Any, name: str) -> str:
-    if not isinstance(settings, dict) or not isinstance(settings.get(name), str):
-        return ""
-    inside = [
-        f"{key}={_called(value, 'compressor') or value if isinstance(value, dict) else value}"
-        for key, value in settings.items()
-        if key != name and value is not None
-    ]
-    return f"{settings[name]}({', '.join(inside)})"
-
-
-def places(totals: dict[str, Any]) -> str:
-    """Return how many ranks there were, and on how many nodes where that is known."""
-    return f"{totals['ranks']}" + (f" on {plural(totals['nodes'], 'node')}" if totals["nodes"] else "")
-
-
-def library(one: dict[str, Any]) -> str:
-    """Return a recording's library without the particulars of its build."""
-    name: str = one["library"]
-    return name.split(",")[0]
-
-
-def state(one: dict[str, Any]) -> str:
-    """Return how a recording stands."""
-    if one["files"] < one["size"]:
-        return f"{one['files']} of {one['size']} files"
-    return "not closed" if one["not_closed_files"] else "closed"
-
-
 def _header(document: Document) -> str:
     totals, recordings = document["totals"], document["recordings"]
     last = recordings[-1]
@@ -82,7 +45,7 @@ def _header(document: Document) -> str:
             ("ranks", places(totals)),
             ("method", called(last["settings"], last["method"])),
             ("library", f"{library(last)}" + (f"; hpctk {last['hpctk']}" if last["hpctk"] else "")),
-            ("command", last["command"]),
+            ("command", typed(last["command"])),
             ("began", moment(recordings[0]["began"])),
             (
                 "steps",
@@ -92,11 +55,6 @@ def _header(document: Document) -> str:
             ("state", state(last)),
         ]
     )
-
-
-def moment(began: str | None) -> str:
-    """Return when something was."""
-    return "?" if began is None else f"{began[:10]} {began[11:19]} UTC"
 
 
 def _starts(document: Document) -> str:
