@@ -223,10 +223,11 @@ class Recording:
 
     def _packed(self, calls: list[Call], steps: list[int]) -> tuple[Any, Any]:
         """Return calls as rows, and the kind of each."""
-        kinds, kind_of, zero = [], self._summary.kind, self.began_s
+        kinds, known, new_kind, zero = [], self._summary.kinds, self._summary.new_kind, self.began_s
         memory, offset, number = self._memory, 0, self._number
         for call, step in zip(calls, steps, strict=True):
-            kind, labels = kind_of((call.operation, call.schedule, call.compressor, call.tensor))
+            key = call.operation, call.schedule, call.compressor, call.tensor
+            kind, labels = known.get(key) or new_kind(key)
             kinds.append(kind)
             began, sent, received = call.began_s - zero, call.sent_bytes, call.received_bytes
             _ROW.pack_into(

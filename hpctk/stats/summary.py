@@ -24,6 +24,8 @@ class Summary:
 
     Attributes
     ----------
+    kinds : dict
+        The kinds that are told apart: their number, and their labels as they stand in a row.
     table : array of SUMMARY's dtype
     sizes : array of int
         Calls by the logarithm of their payload.
@@ -31,7 +33,7 @@ class Summary:
 
     def __init__(self, communicator: str) -> None:
         self._communicator = communicator
-        self._kinds: dict[Key, tuple[int, bytes]] = {}
+        self.kinds: dict[Key, tuple[int, bytes]] = {}
         self.table = np.zeros(KINDS, SUMMARY.dtype)
         self.table["entry"] = np.arange(KINDS)
         self.table["operation"][-1] = self.table["tensor"][-1] = REST
@@ -43,19 +45,16 @@ class Summary:
         """How many rows of the table are in use."""
         return int(np.flatnonzero(self.table["calls"]).max(initial=-1)) + 1
 
-    def kind(self, key: Key) -> tuple[int, bytes]:
-        """Return the number of a kind, and its labels as they stand in a row."""
-        return self._kinds.get(key) or self._new(key)
-
-    def _new(self, key: Key) -> tuple[int, bytes]:
+    def new_kind(self, key: Key) -> tuple[int, bytes]:
+        """Return the number of a kind that is not among `kinds`, and its labels as they stand in a row."""
         texts = *key[:3], self._communicator, key[3]
         cells = [cut(text, width) for text, width in zip(texts, _WIDTHS, strict=True)]
         labels = b"".join(cell.ljust(width, b"\0") for cell, width in zip(cells, _WIDTHS, strict=True))
-        number = len(self._kinds)
+        number = len(self.kinds)
         if number >= KINDS - 1:
             # Not remembered: names that never come twice must not fill the memory.
             return KINDS - 1, labels
-        self._kinds[key] = number, labels
+        self.kinds[key] = number, labels
         for column, cell in zip(LABELS, cells, strict=True):
             self.table[column.name][number] = cell
         return number, labels

@@ -143,7 +143,7 @@ def test_memory_does_not_grow_with_names_that_never_come_twice(tmp_path):
     assert len(summary["calls"]) == summary_module.KINDS
     assert summary["tensor"][-1] == b"(other)"
     assert summary["calls"].sum() == 3000
-    assert len(made._summary._kinds) < summary_module.KINDS
+    assert len(made._summary.kinds) < summary_module.KINDS
 
 
 def test_what_was_flushed_can_be_read_while_it_goes_on(tmp_path):
