@@ -235,5 +235,15 @@ def _check_lists(given: Options) -> None:
             raise SettingError(
                 f"sbatch={word!r}: the template needs its own, or it has a name here: {', '.join(known(given.kind))}"
             )
+    lines: set[tuple[str, ...]] = set()
+    for line in given.table:
+        if re.search(r"""['"\\]""", line):
+            raise SettingError(
+                f"table: {line!r}: its words are split at blanks, so it may hold neither quotes nor a backslash"
+            )
+        words = tuple(line.split())
+        if words in lines:
+            raise SettingError(f"table: {line!r}: stands there twice, and both jobs would train the same")
+        lines.add(words)
     if given.kind == "array" and not given.table and given.command:
         raise SettingError("table: a sweep needs its lines: --table FILE, or --methods and --seeds")

@@ -1,9 +1,12 @@
 """The text of job scripts: golden files, quoting, and what is refused; no Slurm needed."""
 
 import argparse
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from jobs import ROOT, clean_environment
@@ -66,7 +69,7 @@ def test_templates_are_for_every_site(kind):
     assert text.startswith("#!/usr/bin/env bash\n")
     rest = text.partition("\n")[2]
     # /dev/null is the same everywhere.
-    assert re.findall(r"(?<![\w$}.\"*/])/[\w.]+", rest.replace("2>/dev/null", "")) == []
+    assert re.findall(r"(?<![\w$}.\"*/])/[\w.]+", rest.replace(">/dev/null", "")) == []
     assert re.findall(r"#SBATCH.*\$", text) == [], "sbatch expands no variables"
     for line in ("--open-mode=append", "--requeue", "--signal=B:USR1@180"):
         assert f"#SBATCH {line}\n" in text
@@ -84,6 +87,8 @@ def test_what_happens_at_the_time_limit_is_the_same_in_all():
     def end(kind):
         text = template(kind)
         text = text[text.index("restarts=${SLURM_RESTART_COUNT:-0}") :]
+        # torchrun must ignore the signal, which its processes inherit: there it is sent again and again.
+        text = re.sub(r"^    # Until they listen.*\n.*sleep 10 .*\n", "", text, flags=re.M)
         # torchrun's status says nothing, so there its processes leave a note.
         return re.sub(
             r'^if \[ "\$rc" -ne 0 \] && \[ -e "\$saved".*?\nfi\nrm -f "\$saved"\n',
@@ -98,7 +103,8 @@ def test_what_happens_at_the_time_limit_is_the_same_in_all():
 @pytest.mark.parametrize("name", NASTY)
 def test_values_are_harmless_to_the_shell(tmp_path, name):
     text = render(Options("mpi", job_name=name, partition=name, run=name, venv=name, modules=("m" + name,)))
-    text += render(Options("array", table=(name,), run=name))
+    # A table's lines may hold no quotes; what else they hold is as harmless.
+    text += render(Options("array", table=(re.sub(r"""['"\\]""", "", name),), run=name))
     # With everything it calls replaced: only what the values themselves do is left.
     calls = (
         "module() { :; }; source() { :; }; mkdir() { :; }; srun() { :; }; scontrol() { :; }; exit() { :; }; "
@@ -109,6 +115,85 @@ def test_values_are_harmless_to_the_shell(tmp_path, name):
     )  # fmt: skip
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def folders(lines):
+    """Return the run's folder of each line of a sweep, as its job comes to it."""
+    text = render(Options("array", job_name="sweep", table=tuple(lines)))
+    calls = "mkdir() { :; }; srun() { printf 'folder %s\\n' \"$HPCTK_RUN\"; }; "
+    found = []
+    for i in range(len(lines)):
+        done = bash(
+            calls + text,
+            SLURM_JOB_NAME="sweep", SLURM_JOB_ID="1", SLURM_JOB_NODELIST="n1", SLURM_ARRAY_TASK_ID=str(i),
+        )  # fmt: skip
+        assert done.stderr == ""
+        found.append(re.search(r"^folder runs/sweep/(.+)$", done.stdout, re.M)[1])
+    return found
+
+
+def test_every_line_of_a_sweep_has_a_folder_of_its_own():
+    plain = ["--method mean --seed 1", "--lr 0.05"]
+    assert folders(plain) == ["method-mean-seed-1", "lr-0.05"]
+    alike = [
+        "--x 1", "--x -1", "--x --1", "--x=1", "-x 1", "x 1", "--lr 1e-3", "--lr 1e+3", "--lr 1e3", "--a b --c",
+        "--a b-c", "--a b c", "--name ä", "--name ö", "ä", "ö", "..", "../..", f"--name {'a' * 300}",
+        f"--name {'a' * 301}",
+    ]  # fmt: skip
+    found = folders(alike)
+    assert len(set(found)) == len(alike)
+    assert all("/" not in name and name not in (".", "..") and len(name) < 200 for name in found)
+    # Wherever a line stands in a later table, its folder stays.
+    assert folders([*plain, *reversed(alike)])[2:] == found[::-1]
+
+
+def run_ddp(tmp_path, srun, text=None, **environ):
+    """Start the job script of torchrun with an srun and an scontrol of the test's own; return the process."""
+    for name, script in {"srun": srun, "scontrol": f'echo "$@" >>{tmp_path}/scontrol.said'}.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = clean_environment(
+        PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_NAME="ddp", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n1",
+        SLURM_JOB_NUM_NODES="1", SLURM_CPUS_PER_TASK="1", **environ,
+    )  # fmt: skip
+    return subprocess.Popen(
+        ["bash", "-c", template("ddp") if text is None else text], cwd=tmp_path, env=environ, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_torchruns_processes_hear_what_was_sent_before_they_listened(tmp_path):
+    # As with torchrun: ignored at first, and 85 of the processes is 1 of srun.
+    late = (
+        "trap '' USR2; touch started; while [ ! -e listen ]; do sleep 0.05; done; "
+        "trap ': >runs/ddp/saved-7; exit 1' USR2; for i in {1..200}; do sleep 0.05; done"
+    )
+    job = run_ddp(tmp_path, late, template("ddp").replace("sleep 10 ", "sleep 0.2 "))
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    job.send_signal(signal.SIGUSR1)
+    # The first signal is gone by then.
+    while not job.stdout.readline().startswith("== USR1"):
+        assert job.poll() is None
+    time.sleep(0.1)
+    (tmp_path / "listen").touch()
+    said = job.communicate(timeout=60)[0]
+    assert job.returncode == 85
+    assert "== status 85: back into the queue" in said
+    assert (tmp_path / "scontrol.said").read_text() == "requeue 7\n"
+
+
+def test_two_slurms_on_a_machine_do_not_meet(tmp_path):
+    """Job numbers are a Slurm's own, and jobs of torchrun meet at a port and under a name."""
+    said = [
+        run_ddp(tmp_path, 'echo "$@"', SLURM_CONF=conf).communicate(timeout=60)[0]
+        for conf in ("/a/slurm.conf", "/b/slurm.conf")
+    ]
+    for pattern in (r"--rdzv-id=7-(\d+) ", r" (2\d{4}) --nnodes=1 "):
+        first, second = (re.search(pattern, text)[1] for text in said)
+        assert first != second
 
 
 @pytest.mark.parametrize("word", [*NASTY, "", "{run}", "a{run}b", "{run}/$HOME", "'{run}'", "*", "{other}"])
@@ -172,6 +257,10 @@ def test_torchrun_starts_programs_as_they_are():
         ),
         ({"table": ("--seed 1",)}, "only array has"),
         ({"kind": "array", "command": ("hpctk",)}, "a sweep needs its lines"),
+        ({"kind": "array", "table": ('--name "a b"',)}, "neither quotes nor a backslash"),
+        ({"kind": "array", "table": ("--name it's",)}, "neither quotes nor a backslash"),
+        ({"kind": "array", "table": ("--name a\\ b",)}, "neither quotes nor a backslash"),
+        ({"kind": "array", "table": ("--seed 1", "--seed 2", "--seed  1")}, "stands there twice"),
         ({"modules": "gcc"}, "need a list of texts"),
     ],
     ids=lambda value: ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, dict) else "",
