@@ -131,7 +131,9 @@ class Job:
                 line = (process / "cmdline").read_text(errors="replace")
             except OSError:  # it has just ended
                 continue
-            if {f"SLURM_JOB_ID={self.number}", f"SLURM_PROCID={rank}"} <= variables and "mpi4py" in line:
+            # Another Slurm on this machine has a job of this number, too.
+            mine = {f"SLURM_CONF={self.slurm.conf}", f"SLURM_JOB_ID={self.number}", f"SLURM_PROCID={rank}"}
+            if mine <= variables and "mpi4py" in line:
                 os.kill(int(process.name), signal.SIGKILL)
                 return
         raise AssertionError(f"no process of rank {rank}:\n{self.log()}")
