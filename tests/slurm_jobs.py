@@ -13,11 +13,13 @@ import time
 import uuid
 from pathlib import Path
 
-from jobs import ROOT, clean_environment
+from jobs import ROOT, clean_environment, mpirun, run
 
 LOCAL = ROOT / "launch" / "slurm-local"
 #: Seconds until something that must happen has happened, on a busy machine.
 PATIENCE_S = 150
+#: Of a job: two nodes with a rank each.
+SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
 
 
 def missing() -> str:
@@ -147,6 +149,23 @@ def digest(result: dict) -> str:
     """Return the digest of the parameters of a run by one method."""
     (method,) = result["methods"].values()
     return method["parameters_sha256"]
+
+
+def training(method: str = "saef", epochs: int = 12) -> tuple[str, ...]:
+    """Return a command that trains for some seconds after its first checkpoint, long enough to disturb it."""
+    words = ("hpctk", "train", "digits", "--epochs", str(epochs), "--method", method)
+    return (*words, "--checkpoint-steps", "40")
+
+
+def straight(folder: Path, method: str = "saef") -> str:
+    """Return the digest that the training comes to on two ranks under mpirun, undisturbed and without checkpoints."""
+    file = folder / "straight.json"
+    words = (*training(method)[:-2], "--json", str(file))
+    ended = run(
+        mpirun(2, sys.executable, "-m", "mpi4py", "-m", *words), timeout_s=PATIENCE_S, OMPI_MCA_mpi_yield_when_idle="1"
+    )  # fmt: skip
+    assert ended.code == 0, ended.output
+    return digest(json.loads(file.read_text()))
 
 
 def bring_up(nodes: int = 4) -> tuple[str, Slurm]:

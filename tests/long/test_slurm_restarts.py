@@ -10,7 +10,8 @@ import pytest
 from jobs import ROOT, mpirun, run, torchrun
 
 sys.path.insert(0, str(ROOT / "tests" / "slurm"))
-from test_time_limit import SIZE, check, requeued
+from slurm_jobs import SIZE, straight
+from test_time_limit import check, requeued
 
 METHODS = [
     "mean", "mean:topk:0.05", "mean:powersgd:2", "adacons", "sasg", "saef", "mgrawa", "lgrawa", "celgc", "localsgd",
@@ -20,11 +21,11 @@ METHODS = [
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_requeued_bit_for_bit(slurm, tmp_path, method):
-    check(*requeued(slurm, tmp_path, method))
+    check(requeued(slurm, tmp_path, method, method), straight(tmp_path, method))
 
 
 def test_by_mpirun(slurm, tmp_path):
-    check(*requeued(slurm, tmp_path, "saef", "mpirun"))
+    check(requeued(slurm, tmp_path, "saef", "saef", "mpirun"), straight(tmp_path))
 
 
 def test_the_time_limit_itself(slurm, tmp_path):

@@ -8,10 +8,7 @@ import sys
 
 import pytest
 from jobs import ROOT, mpirun, run, torchrun
-from slurm_jobs import digest
-
-SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
-TRAIN = ("hpctk", "train", "digits", "--epochs", "2", "--method", "saef")
+from slurm_jobs import SIZE, digest, training
 
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None,
@@ -19,23 +16,14 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """What two ranks under mpirun train to."""
-    file = tmp_path_factory.mktemp("mpirun") / "result.json"
-    ended = run(mpirun(2, sys.executable, "-m", "mpi4py", "-m", *TRAIN, "--json", str(file)), timeout_s=150)
-    assert ended.code == 0, ended.output
-    return digest(json.loads(file.read_text()))
-
-
 @pytest.mark.parametrize("kind", ["mpi", "mpirun"], ids=["by srun", "by mpirun"])
 def test_training_ends_as_under_mpirun(slurm, tmp_path, trained, kind):
     # A name that the shell, sbatch and the file system must all take for a name.
-    job = slurm.submit(tmp_path, kind, "x; rm -rf ~", *SIZE, "--", *TRAIN)
+    job = slurm.submit(tmp_path, kind, "x; rm -rf ~", *SIZE, "--", *training())
     assert f"log         x; rm -rf ~-{job.number}.out\n" in job.said
     assert "statistics  runs/x; rm -rf ~/stats; shown by: hpctk report 'runs/x; rm -rf ~'" in job.said
     assert job.ended() == "COMPLETED", job.log()
-    assert digest(job.result()) == trained
+    assert digest(job.result()) == trained()
     assert job.result()["ranks"] == 2
     assert "restart 0 of at most 20" in job.log()
     assert job.facts()["NodeList"].startswith("n[")
