@@ -1,4 +1,7 @@
-"""Every template that needs no GPU, submitted on two nodes: it trains to what mpirun or torchrun come to."""
+"""Every template that needs no GPU, submitted on two nodes: it trains to what mpirun or torchrun come to.
+
+`mpi` is in test_time_limit.py, where it comes to the same although it is requeued.
+"""
 
 import importlib.util
 import json
@@ -16,10 +19,9 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("kind", ["mpi", "mpirun"], ids=["by srun", "by mpirun"])
-def test_training_ends_as_under_mpirun(slurm, tmp_path, trained, kind):
+def test_training_by_mpirun(slurm, tmp_path, trained):
     # A name that the shell, sbatch and the file system must all take for a name.
-    job = slurm.submit(tmp_path, kind, "x; rm -rf ~", *SIZE, "--", *training())
+    job = slurm.submit(tmp_path, "mpirun", "x; rm -rf ~", *SIZE, "--", *training())
     assert f"log         x; rm -rf ~-{job.number}.out\n" in job.said
     assert "statistics  runs/x; rm -rf ~/stats; shown by: hpctk report 'runs/x; rm -rf ~'" in job.said
     assert job.ended() == "COMPLETED", job.log()

@@ -45,8 +45,12 @@ def check(job, expected):
 
 
 def test_a_requeued_job_ends_bit_for_bit_the_same(slurm, tmp_path, trained):
-    # While it waits in the queue the other one trains.
-    check(requeued(slurm, tmp_path, "requeued", "saef"), trained())
+    # The name is only a name for the shell, sbatch and the file system; while the job waits, the other one trains.
+    job = requeued(slurm, tmp_path, "x; rm -rf ~", "saef")
+    check(job, trained())
+    assert f"log         x; rm -rf ~-{job.number}.out\n" in job.said
+    assert "restart 0 of at most 20" in job.log()
+    assert job.facts()["NodeList"].startswith("n[")
 
 
 def test_no_restart_is_left(slurm, tmp_path):
