@@ -23,7 +23,8 @@ import hpctk
 from hpctk.cli.table import table
 from hpctk.collectives.engine import counted, engine_of
 from hpctk.stats.recorder import Counter
-from hpctk.stats.recording import Recording, StatsSettings
+from hpctk.stats.recording import Recording
+from hpctk.stats.settings import StatsSettings
 from hpctk.tasks import task_class
 from hpctk.tasks.recipes import recipes
 from hpctk.tasks.train import Job

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from hpctk.methods.saef import SAEF as SAEF
     from hpctk.methods.sasg import SASG as SASG
     from hpctk.optimizer import DistributedOptimizer as DistributedOptimizer
-    from hpctk.stats.recording import StatsSettings as StatsSettings
+    from hpctk.stats.settings import StatsSettings as StatsSettings
 
 #: Public name: the module it lives in.
 _HOMES = {
@@ -70,7 +70,7 @@ _HOMES = {
     "load_checkpoint": "checkpoint",
     "save_checkpoint": "checkpoint",
     "DistributedOptimizer": "optimizer",
-    "StatsSettings": "stats.recording",
+    "StatsSettings": "stats.settings",
     "AdaCons": "methods.adacons",
     "CELGC": "methods.celgc",
     "LocalSGD": "methods.local_sgd",

@@ -32,8 +32,8 @@ from hpctk.methods.mean import Mean
 from hpctk.methods.method import Method
 from hpctk.methods.replica import Council, Replica
 from hpctk.participant import Participant
-from hpctk.stats.recording import StatsSettings
-from hpctk.tally import StatsLike, Tally, wanted
+from hpctk.stats.settings import StatsSettings
+from hpctk.tally import StatsLike, Tally, kept_loss, wanted
 from hpctk.world import World, world
 
 
@@ -164,7 +164,7 @@ class Attached(Participant):
 
     def note_loss(self, loss: Any) -> None:
         """Say, before backward, what the loss is; for the statistics."""
-        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        self._loss = kept_loss(loss)
 
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where backward has not ended, so that `what` would leave the ranks apart."""

@@ -10,7 +10,7 @@ What counts is `.grad` when step() is called, however it got there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -218,13 +218,17 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             yield
         finally:
             self._joining = False
+        idle = self._run.idle if self._overlap is None else self._overlap.idle
+        while self._idle_step(idle):
+            self._tally.end_step(self._run.counts)
         with self._tally.counting():
-            idle = self._run.idle if self._overlap is None else self._overlap.idle
-            while idle():
-                self._tally.end_step(self._run.counts)
             leader, self._replica.leader = self._replica.leader, None
             if leader is not None and isinstance(self._run, GradientRun):
                 self._replica.follow(leader)
+
+    def _idle_step(self, idle: Callable[[], bool]) -> bool:
+        with self._tally.counting():
+            return idle()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state and groups: what it would return without hpctk."""

@@ -10,12 +10,15 @@ import json
 import time
 import uuid
 import warnings
+import weakref
 from collections import Counter as Counts
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hpctk import environment
 from hpctk.collectives.clocks import clock_offset
@@ -26,8 +29,11 @@ from hpctk.methods.replica import Replica
 from hpctk.stats import metadata
 from hpctk.stats.read import FOLDER, file_name, read_rank
 from hpctk.stats.recorder import Counter
-from hpctk.stats.recording import Recording, StatsSettings
+from hpctk.stats.settings import StatsSettings
 from hpctk.stats.span import dense_sent
+
+if TYPE_CHECKING:
+    from hpctk.stats.recording import Recording
 
 #: What users may give as `stats`.
 StatsLike = str | Path | StatsSettings | None
@@ -74,6 +80,9 @@ class Tally:
         self._world = replica.world
         self.steps, self.counter = 0, Counter()
         self.recording = None if settings is None else opened(replica, method, settings)
+        if self.recording is not None:
+            # When the optimizer is gone, at exit at the latest.
+            weakref.finalize(self, self.recording.close)
         self._exposed_s = 0.0
         self._depth = 0
         self._counts: Counts[str] = Counts()
@@ -109,7 +118,7 @@ class Tally:
         self.steps += 1
         if self.recording is not None:
             new = {name: count - self._counts[name] for name, count in counts.items()}
-            self.recording.end_step(self.steps - 1, new, _detached(loss), self._exposed_s)
+            self.recording.end_step(self.steps - 1, new, kept_loss(loss), self._exposed_s)
             self._counts = Counts(counts)
         self._exposed_s = 0.0
 
@@ -158,8 +167,9 @@ def opened(replica: Replica, method: Method, settings: StatsSettings) -> Recordi
     if not why:
         try:
             recording = _open(replica, method, settings, place, offset_s, error_s)
-        except OSError as error:
-            why = str(error)
+        # Whatever it is: the others must not wait for a rank that fails here.
+        except Exception as error:
+            why = str(error) or type(error).__name__
     # Of several that fail the first one says so.
     first = here.minimum([here.rank if why else here.size], "opening the statistics")[0]
     if why and first == here.rank:
@@ -177,7 +187,8 @@ def _new_folder(run: Path) -> dict[str, Any]:
         run.mkdir(parents=True, exist_ok=True)
         earlier = sorted((x for x in run.iterdir() if FOLDER.fullmatch(x.name)), key=lambda x: int(x.name))
         number = int(earlier[-1].name) + 1 if earlier else 0
-        (run / f"{number:03d}").mkdir()
+        while not _made(run / f"{number:03d}"):
+            number += 1
         # JSON keeps every bit of a number.
         began_s = time.perf_counter()
     except OSError as error:
@@ -189,6 +200,15 @@ def _new_folder(run: Path) -> dict[str, Any]:
     return {"number": number, "run_id": run_id, "began_s": began_s}
 
 
+def _made(folder: Path) -> bool:
+    """Make a folder; return False where somebody else has just made it."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
 def _open(
     replica: Replica,
     method: Method,
@@ -197,6 +217,9 @@ def _open(
     offset_s: float,
     error_s: float,
 ) -> Recording:
+    # With h5py, which nobody needs who writes nothing.
+    from hpctk.stats.recording import Recording
+
     here = replica.world
     folder = settings.folder / f"{place['number']:03d}"
     # Where nodes do not share a file system it is there on rank 0's alone.
@@ -217,6 +240,10 @@ def _open(
     )  # fmt: skip
 
 
-def _detached(loss: Any) -> Any:
-    """Return a loss without its history, which would keep a whole graph in memory."""
-    return loss.detach() if hasattr(loss, "detach") else loss
+def kept_loss(loss: Any) -> Any:
+    """Return a loss as it is now, without its history: a number, or a copy where asking would wait for a device."""
+    if not isinstance(loss, torch.Tensor):
+        return loss
+    if loss.numel() != 1:
+        return None
+    return loss.detach().clone() if loss.device.type != "cpu" else float(loss.detach())

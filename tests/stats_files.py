@@ -108,6 +108,7 @@ def write_run(run, size=4, *, per_node=2, missing=(), running=(), recordings=1, 
                 per_node=per_node,
                 closed=closed,
                 recording=number,
+                began_unix_s=1.7e9 + 1000 * number,
             )
     return Path(run)
 

@@ -24,7 +24,7 @@ def rank_stats(rank, size, tables=None, *, per_node=2, number=0, **attrs):
 
 def recording(size=4, *, number=0, missing=(), running=(), per_node=2, change=None, attrs=None, **settings):
     """Return one start of training; `change(rank, tables)` alters a rank's tables in place."""
-    ranks = {}
+    ranks, attrs = {}, {"began_unix_s": 1.7e9 + 1000 * number, **(attrs or {})}
     for rank in range(size):
         if rank not in missing:
             tables = rank_tables(rank, size, **settings)
@@ -32,7 +32,7 @@ def recording(size=4, *, number=0, missing=(), running=(), per_node=2, change=No
                 change(rank, tables)
             state = "running" if rank in running else "closed"
             ranks[rank] = rank_stats(
-                rank, size, tables, per_node=per_node, number=number, state=state, **(attrs or {})
+                rank, size, tables, per_node=per_node, number=number, state=state, **attrs
             )
     return RecordingStats(number, size, ranks, dict.fromkeys(missing, "no such file"))
 

@@ -92,7 +92,9 @@ def train(
     kept = None if own is None else finished(here, own, recipe.name, several=several)
     if kept is not None:
         return kept
-    job = Job(here, task, recipe, *((own.checkpoints, own.stats) if own is not None else ()))
+    job = Job(
+        here, task, recipe, None if own is None else own.checkpoints, _stats(own, recipe, several=several)
+    )
     resumed = job.resume()
     bar = Progress(recipe.name + (", resumed" if resumed else ""))
     try:
@@ -110,6 +112,14 @@ def train(
     if several and here.minimum([-late], "asking for signals") != [0]:
         raise Stopped(f"stopped after {recipe.name}; --resume goes on with the other methods")
     return made
+
+
+def _stats(own: RunFolder | None, recipe: Recipe, *, several: bool) -> Path | None:
+    """Return where the statistics of a method go: into its run; else, of several, each into a folder of its own."""
+    if own is not None:
+        return own.stats
+    given = environment.stats_folder()
+    return given / recipe.name if given is not None and several else given
 
 
 def finished(here: World, own: RunFolder, name: str, *, several: bool) -> dict[str, Any] | None:
@@ -146,7 +156,7 @@ def hand_over(
     lines = [results_table(whole["methods"])]
     if options.picture is not None:
         lines.append(here.run_on_root("drawing the picture", lambda: _drawn(whole, options.picture)))
-    if folder is not None and environment.stats_folder() is None:
+    if folder is not None:
         several = len(whole["methods"]) > 1
         lines.append(f"report: hpctk report {f'--compare {folder.path}/*/' if several else folder.path}")
     if here.rank == 0:

@@ -37,7 +37,7 @@ from hpctk.methods.mean import Mean
 from hpctk.methods.method import Method, Run
 from hpctk.overlap import release
 from hpctk.participant import Participant
-from hpctk.tally import Stats, StatsLike, Tally, wanted
+from hpctk.tally import Stats, StatsLike, Tally, kept_loss, wanted
 from hpctk.world import world
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Compression(Participant, ReadyMade):
 
     def note_loss(self, loss: Any) -> None:
         """Say, before the step, what the loss is; for the statistics."""
-        self._loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        self._loss = kept_loss(loss)
 
     def _end_step(self) -> None:
         self._tally.end_step({} if self._begun_run is None else self._begun_run.counts, self._loss)

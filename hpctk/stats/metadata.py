@@ -24,12 +24,17 @@ VARIABLES = (
     "FI_PROVIDER", "HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD",
 )  # fmt: skip
 
-#: Words in an option's name that say its value is nobody's business.
+#: Words in a name that say its value is nobody's business.
 SECRET = re.compile(
-    r"(?i)(secret|token|passw|pwd|credential|auth|api[-_]?key|access[-_]?key|private[-_]?key)"
+    r"secret|token(?!i)|passw|passphrase|passcode|pwd|credential|authori[sz]ation|bearer|cookie|signature|"
+    r"(^|[^a-z0-9])(auth|keys?|pat|sig)([^a-z0-9]|$)|apikey",
+    re.IGNORECASE,
 )
+#: What keys look like by themselves: long, of letters and digits that no person has chosen.
+KEY = re.compile(r"(?=[^\s]*[a-z])(?=[^\s]*[A-Z])(?=[^\s]*[0-9])[A-Za-z0-9+/=_-]{20,}|[0-9a-fA-F]{32,}")
 #: Name and password in an address.
-USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
+USERINFO = re.compile(r"(?<=://)[^\s@]*@")
+HIDDEN = "***"
 #: The longest text that is kept of a command line.
 COMMAND_BYTES = 4096
 PACKAGES = ("numpy", "torch", "h5py", "mpi4py", "horovod", "numba")
@@ -66,18 +71,21 @@ def versions() -> dict[str, str]:
 
 
 def command(words: Sequence[str]) -> str:
-    """Return a command line as one would type it, without what options such as --api-key say."""
+    """Return a command line as one would type it, without what might be a secret.
+
+    Hidden are the values of options such as --api-key, up to the next option, and every other word that speaks of a
+    secret or looks like one: rather too much than too little.
+    """
     shown, hiding = [], False
     for word in words:
-        name, equals, _ = word.partition("=")
-        if hiding and not word.startswith("-"):
-            shown.append("***")
-            hiding = False
-            continue
-        hiding = False
-        if SECRET.search(name):
-            shown.append(f"{name}=***" if equals else word)
-            hiding = not equals and word.startswith("-")
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            hiding = bool(SECRET.search(name))
+            shown.append(f"{name}={HIDDEN if hiding else _shown(value)}" if equals else word)
         else:
-            shown.append(USERINFO.sub("***@", word))
+            shown.append(HIDDEN if hiding else _shown(word))
     return shlex.join(shown)[:COMMAND_BYTES]
+
+
+def _shown(value: str) -> str:
+    return HIDDEN if SECRET.search(value) or KEY.search(value) else USERINFO.sub(f"{HIDDEN}@", value)

@@ -8,25 +8,22 @@ is recorded from then on: training must not stop for its statistics.
 
 from __future__ import annotations
 
-import atexit
 import os
 import struct
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpctk.errors import SettingError
 from hpctk.stats import schema
 from hpctk.stats.rank_file import Attributes, RankFile
 from hpctk.stats.recorder import Call
 from hpctk.stats.schema import CALLS, LABELS, PEERS, PROGRESS, SIZES, STEPS, SUMMARY
+from hpctk.stats.settings import StatsSettings
 from hpctk.stats.summary import AMOUNTS, KINDS, Summary
 from hpctk.stats.traffic import Traffic
 
@@ -50,35 +47,6 @@ _SUMMED = ("calls", "communication_s", "sent_bytes", "received_bytes", "messages
 #: A row of calls, its labels as one string: they come ready-made.
 _LABEL_BYTES = sum(int(column.kind[1:]) for column in LABELS)
 _ROW = struct.Struct(f"<qqdd{_LABEL_BYTES}s" + "".join(column.code for column in AMOUNTS))
-
-
-@dataclass(frozen=True)
-class StatsSettings:
-    """How statistics are written.
-
-    Attributes
-    ----------
-    folder : Path
-        The run's.
-    events : int
-        The most rows of calls, and of steps, in a file; 0 for sums alone.
-    flush_steps : int
-    flush_s : float
-        A file is brought up to date after so many steps, or seconds.
-    """
-
-    folder: Path
-    events: int = 200_000
-    flush_steps: int = 1000
-    flush_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.events, int) or self.events < 0:
-            raise SettingError(f"events={self.events!r}: need a number of rows, 0 for none")
-        if not isinstance(self.flush_steps, int) or self.flush_steps < 1:
-            raise SettingError(f"flush_steps={self.flush_steps!r}: need a number of steps above 0")
-        if not 0 <= self.flush_s < float("inf"):
-            raise SettingError(f"flush_s={self.flush_s!r}: need a number of seconds, 0 for every call")
 
 
 class Recording:
@@ -142,7 +110,6 @@ class Recording:
         self._sums, self._first_step = np.zeros((len(_SUMMED), 0)), 0
         #: When the next flush is due.
         self._flush_due_s = self.began_s + settings.flush_s
-        _open.add(self)
 
     @property
     def writing(self) -> bool:
@@ -203,7 +170,6 @@ class Recording:
             if self._file is not None:
                 self._attempt(self._close_file)
                 self._file = None
-        _open.discard(self)
 
     def _close_file(self, file: RankFile) -> None:
         file.close({**self._written, "summary": self._summary.rows})
@@ -218,7 +184,7 @@ class Recording:
                 self._sum_steps(calls)
                 self._append(CALLS, calls)
             del self._calls[:n], self._call_steps[:n]
-        if len(self.traffic.outgoing) > BUFFER_ROWS:
+        if max(len(self.traffic.outgoing), len(self.traffic.incoming)) > BUFFER_ROWS:
             self.traffic.fold()
 
     def _packed(self, calls: list[Call], steps: list[int]) -> tuple[Any, Any]:
@@ -335,7 +301,8 @@ class Recording:
             return
         try:
             work(file)
-        except OSError as error:
+        # Whatever it is, training must not stop for its statistics, least of all on one rank alone.
+        except Exception as error:
             self._file = None
             file.abandon()
             warnings.warn(
@@ -353,13 +320,3 @@ def _number(loss: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         # A loss of several elements, or not a number at all.
         return float("nan")
-
-
-#: The recordings of this process that are open.
-_open: weakref.WeakSet[Recording] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for recording in list(_open):
-        recording.close()

@@ -208,7 +208,10 @@ TABLES = {table.name: table for table in (CALLS, STEPS, SUMMARY, PEERS, SIZES, P
 ATTRIBUTES = (
     _text("schema", f'"{NAME}"'),
     _count("schema_version", "version of the tables; a reader refuses a newer one"),
-    _text("state", '"running", or "closed" once training ended in good order'),
+    _text(
+        "state",
+        '"running", or "closed" once its process wrote the last of it; one that was killed never does',
+    ),
     _text("run_id", "the same for all ranks and recordings of a run"),
     _count("recording", "number of the recording in its run, from 0"),
     _count("rank", "rank in the communicator of the recording"),

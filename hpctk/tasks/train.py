@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctk import environment
 from hpctk.checkpoint import Checkpoints
 from hpctk.methods.method import Method
 from hpctk.optimizer import DistributedOptimizer
@@ -78,7 +77,7 @@ class Job:
     folder : Path, optional
         Where checkpoints go; without it there are none.
     stats : Path, optional
-        Where statistics go; where HPCTK_STATS says, if that is set.
+        Where statistics go; where HPCTK_STATS says without it.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Job:
             method,
             model=self.model,
             schedule=settings.schedule,
-            stats=None if environment.stats_folder() is not None else stats,
+            stats=stats,
         )
         self._position = Position()
         total = task.epochs * (task.samples // task.step_samples(here.size))

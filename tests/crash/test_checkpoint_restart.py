@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from interrupted import Running, digests
 from jobs import ROOT, run_ranks
+from small_disk import mounted
 
 PATHS = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
 
@@ -111,13 +112,8 @@ FULL = """
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 1 MB."""
-    if os.getuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "1m") as disk:
+        yield disk
 
 
 def test_a_full_disk(tmp_path, small_disk):

@@ -1,12 +1,10 @@
 """Statistics of jobs that end badly, or whose disk is full: what was written is there, and training does not care."""
 
-import os
-import subprocess
-
 import numpy as np
 import pytest
 from jobs import run_ranks
 from killed_statistics import kill_and_look
+from small_disk import mounted
 
 import hpctk
 
@@ -15,31 +13,31 @@ def test_killed_ranks_leave_files_that_can_be_read(tmp_path, monkeypatch, capsys
     kill_and_look(tmp_path, monkeypatch, capsys, kills=2)
 
 
+#: In a function, as most programs: when it returns, the optimizer is gone.
 TRAIN = """
     import os, sys, torch, hpctk
-    model = torch.nn.Linear(3, 1)
-    opt = hpctk.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), hpctk.Mean(), model=model, schedule="ring"
-    )
-    for step in range({steps}):
-        opt.zero_grad()
-        model(torch.ones(1, 3)).sum().backward()
-        opt.step()
-    {then}
-    print("trained", opt.stats.steps, flush=True)
+
+    def main():
+        model = torch.nn.Linear(3, 1)
+        opt = hpctk.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), hpctk.Mean(), model=model, schedule="ring"
+        )
+        for step in range({steps}):
+            opt.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            opt.step()
+        {then}
+        print("trained", opt.stats.steps, flush=True)
+
+    main()
 """
 
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 400 kB: enough for two files to begin with, not for them to grow."""
-    if os.getuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    """A disk with enough room for two files to begin with, not for them to grow."""
+    with mounted(tmp_path / "disk", "1200k") as disk:
+        yield disk
 
 
 def test_a_disk_that_fills_up(tmp_path, small_disk):

@@ -13,7 +13,8 @@ PROGRAM = """
     import torch, hpctk
     from hpctk.collectives.engine import counted
     from hpctk.stats.read import read_rank
-    from hpctk.stats.recording import Recording, StatsSettings
+    from hpctk.stats.recording import Recording
+    from hpctk.stats.settings import StatsSettings
     from hpctk.world import world
 
     here, home = world(), Path(sys.argv[1])

@@ -1,5 +1,6 @@
 """What the files say is what happened: every byte of every schedule and method, on every rank."""
 
+import gc
 import json
 import math
 import os
@@ -16,7 +17,8 @@ from hpctk.collectives.engine import counted, engine_of
 from hpctk.errors import MismatchError
 from hpctk.schedules import build
 from hpctk.schedules.registry import names
-from hpctk.stats.recording import Recording, StatsSettings
+from hpctk.stats.recording import Recording
+from hpctk.stats.settings import StatsSettings
 
 KINDS = {
     "allreduce": lambda x, schedule, comm: hpctk.allreduce(x, schedule=schedule, comm=comm),
@@ -299,22 +301,6 @@ def test_a_folder_that_cannot_be_written(world, mpi_tmp_path):
     assert all("Training goes on" in text for text in told)
 
 
-def test_one_rank_that_cannot_write(world, mpi_tmp_path, monkeypatch):
-    """Its file is missing, the others are there."""
-    if world.size == 1:
-        pytest.skip("needs another rank")
-    if world.rank == 1:
-        monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train(world, hpctk.Mean(), mpi_tmp_path / "run")
-    assert sum("disk full" in str(one.message) for one in caught) == (world.rank == 1)
-    world.barrier()
-    recording = hpctk.stats.load(mpi_tmp_path / "run").recordings[0]
-    assert set(recording.ranks) == set(range(world.size)) - {1}
-    assert set(recording.missing) == {1}
-
-
 def test_ranks_that_disagree(world, mpi_tmp_path):
     if world.size == 1:
         pytest.skip("needs another rank")
@@ -336,6 +322,72 @@ def test_clocks_of_several_nodes_are_compared(world, monkeypatch):
     offset, error = clock_offset(world)
     assert error < 1
     assert math.isclose(offset, -ahead, abs_tol=max(error, 1e-12))
+
+
+def test_steps_without_data_are_steps_like_others(world, mpi_tmp_path):
+    """In join() the seconds in communication belong to the step in which they were spent."""
+    model = torch.nn.Linear(3, 1)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = hpctk.DistributedOptimizer(
+        base, hpctk.Mean(), model=model, stats=mpi_tmp_path / "run", schedule="ring"
+    )
+    with opt.join():
+        for _ in range(2 if world.rank else 6):
+            opt.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            opt.step()
+    opt.close_stats()
+    steps = hpctk.stats.load(mpi_tmp_path / "run").recordings[0].ranks[world.rank].table("steps")
+    assert len(steps["step"]) == 6
+    assert (steps["exposed_s"] > 0).all()
+    assert (steps["exposed_s"] <= steps["seconds"] + 1e-4).all()
+
+
+def test_a_loss_is_kept_as_it_was(world, mpi_tmp_path):
+    model, kept = torch.nn.Linear(3, 1), torch.zeros(())
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = hpctk.DistributedOptimizer(base, hpctk.Mean(), model=model, stats=mpi_tmp_path / "run")
+    for step in range(3):
+        kept.fill_(step)
+        opt.step(loss=kept)
+    opt.step(loss=torch.ones(5))
+    opt.close_stats()
+    steps = hpctk.stats.load(mpi_tmp_path / "run").recordings[0].ranks[world.rank].table("steps")
+    assert steps["loss"][:3].tolist() == [0, 1, 2]
+    assert np.isnan(steps["loss"][3])
+
+
+def test_an_optimizer_that_is_gone_has_closed_its_file(world, mpi_tmp_path):
+    def use():
+        model = torch.nn.Linear(3, 1)
+        base = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = hpctk.DistributedOptimizer(base, hpctk.Mean(), model=model, stats=mpi_tmp_path / "run")
+        opt.step()
+
+    use()
+    gc.collect()
+    mine = hpctk.stats.load(mpi_tmp_path / "run").recordings[0].ranks[world.rank]
+    assert mine.attributes["state"] == "closed"
+    assert mine.progress["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "disk full"), TypeError("of a damaged package")], ids=["disk", "other"]
+)
+def test_one_rank_that_cannot_write(world, mpi_tmp_path, monkeypatch, error):
+    """Its file is missing, the others are there; nobody waits."""
+    if world.size == 1:
+        pytest.skip("needs another rank")
+    if world.rank == 1:
+        monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(error))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(world, hpctk.Mean(), mpi_tmp_path / "run")
+    assert sum(str(error) in str(one.message) for one in caught) == (world.rank == 1)
+    world.barrier()
+    recording = hpctk.stats.load(mpi_tmp_path / "run").recordings[0]
+    assert set(recording.ranks) == set(range(world.size)) - {1}
+    assert set(recording.missing) == {1}
 
 
 def test_times_of_all_ranks_can_be_compared(world, mpi_tmp_path):

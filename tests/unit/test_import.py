@@ -80,3 +80,14 @@ def test_there_is_an_mpi_library_to_find_in_the_maps():
         "assert 'libmpi' in open('/proc/self/maps').read()\n"
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_training_without_statistics_needs_no_h5py():
+    program = (
+        "import sys; sys.modules['h5py'] = None\n"
+        "import hpctk, hpctk.ddp; hpctk.DistributedOptimizer; hpctk.StatsSettings; print('trained')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert ended.stdout == "trained\n", ended.stderr

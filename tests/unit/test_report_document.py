@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from stats_files import rank_tables
+from stats_files import rank_tables, write_rank, write_run
 from stats_memory import add_call, recording, run
 
+import hpctk
 from hpctk.stats.read import RunStats
 from hpctk.stats.report import curve
 from hpctk.stats.report.account import account
@@ -261,3 +262,36 @@ def test_attributes_of_any_type_raise_nothing():
     )
     json.dumps(shown, allow_nan=False)
     assert shown["recordings"][0]["began"] is None
+
+
+def test_the_parts_of_a_ranks_time_add_up():
+    """What was done for calls beside them is taken off the time of computing, and nothing is in two parts."""
+
+    def busy(_, tables):
+        tables["summary"]["compressing_s"][1], tables["summary"]["decompressing_s"][1] = 0.05, 0.03
+        tables["summary"]["staging_s"][1] = 0.02
+
+    for one in report(run(4, change=busy))["ranks"]:
+        parts = ("computing", "waiting", "combining", "compressing", "decompressing", "staging", "other")
+        # All communication is exposed here.
+        assert sum(one[f"{part}_s"] for part in parts) == pytest.approx(one["steps_s"])
+        assert one["useful_s"] == pytest.approx(one["computing_s"] + 0.1)
+
+
+def write_run_at(folder, number):
+    for rank in range(4):
+        write_rank(folder / f"{number:03d}", rank, 4, recording=number, began_unix_s=1.7e9 + 0.1 * number)
+
+
+def test_recordings_made_at_once_are_not_restarts(tmp_path):
+    write_run(tmp_path / "later", recordings=2)
+    for number in (0, 1):
+        write_run_at(tmp_path / "at_once", number)
+    one, other = (report(hpctk.stats.load(tmp_path / name)) for name in ("later", "at_once"))
+    assert not one["together"]
+    assert one["efficiency"]["parallel"] > 0
+    assert other["together"]
+    assert other["efficiency"]["parallel"] is None
+    assert other["per_step"]["exposed_share"] is None
+    assert any("at the same time" in text for text in other["findings"])
+    assert other["totals"]["sent_bytes"] == one["totals"]["sent_bytes"]

@@ -24,20 +24,24 @@ from hpctk.stats.report.numbers import printable, rank_list
 VERSION = 1
 #: Keys that end like this are of things that are counted.
 _COUNTED = ("bytes", "calls", "messages", "steps", "dropped", *curve.COUNTS)
-#: The parts of a rank's communication; the rest is `other_s`.
-PARTS = ("waiting_s", "combining_s", "compressing_s", "decompressing_s", "staging_s")
+#: What a rank's calls were busy with; the rest of their time is `other_s`.
+INSIDE = ("waiting_s", "combining_s")
+#: What was done for calls before they began and after they were over.
+BESIDE = ("compressing_s", "decompressing_s", "staging_s")
 
 
 def document(found: Account) -> dict[str, Any]:
     """Return what the report shows of a run."""
     useful = metrics.useful(found.amounts["steps_s"], found.amounts["exposed_s"])
-    runtime_s = sum(one.steps_s for one in found.recordings)
+    together = at_once(found.recordings)
+    runtime_s = math.nan if together else sum(one.steps_s for one in found.recordings)
     pop = metrics.efficiency(useful, runtime_s)
     shown: dict[str, Any] = {
         "report": "hpctk-report",
         "version": VERSION,
         "run": printable(found.path, 1000),
         "recordings": [_recording(one) for one in found.recordings],
+        "together": together,
         "totals": _totals(found),
         "ranks": _ranks(found, useful),
         "calls": _calls(found),
@@ -51,7 +55,7 @@ def document(found: Account) -> dict[str, Any]:
         },
         "imbalance": _imbalances(found, useful),
         "compression": _compression(found),
-        "per_step": _per_step(found),
+        "per_step": _per_step(found, together=together),
         "counts": {**found.counts, "ranks": len(found.curve_ranks)},
         "curve": asdict(curve.curve(found.courses)),
         "problems": list(found.problems),
@@ -113,7 +117,8 @@ def _ranks(found: Account, useful: Any) -> list[dict[str, Any]]:
         "steps_s",
         "communication_s",
         "exposed_s",
-        *PARTS,
+        *INSIDE,
+        *BESIDE,
         "sent_bytes",
         "received_bytes",
         "messages",
@@ -121,12 +126,13 @@ def _ranks(found: Account, useful: Any) -> list[dict[str, Any]]:
     rows = []
     for place, rank in enumerate(found.ranks):
         of = {name: float(values[place]) for name, values in found.amounts.items()}
-        other = of["communication_s"] - sum(of[name] for name in PARTS)
+        other = of["communication_s"] - sum(of[name] for name in INSIDE)
+        computing = float(useful[place]) - sum(of[name] for name in BESIDE)
         rows.append(
             {
                 "rank": rank, "host": found.hosts[place], "node": found.nodes[place],
                 "closed": not found.open[place], **{name: of[name] for name in names}, "other_s": max(0.0, other),
-                "computing_s": float(useful[place]), "flushed_s": of["flushed_s"],
+                "useful_s": float(useful[place]), "computing_s": max(0.0, computing), "flushed_s": of["flushed_s"],
                 "waiting_share": metrics.ratio(of["waiting_s"], of["communication_s"]),
                 "exposed_share": metrics.ratio(of["exposed_s"], of["steps_s"]),
                 "uncounted_calls": of["uncounted_calls"],
@@ -178,8 +184,15 @@ def _compression(found: Account) -> dict[str, Any]:
     }
 
 
-def _per_step(found: Account) -> dict[str, Any]:
-    """Return the means over all steps of all ranks."""
+def at_once(recordings: list[RecordingAccount]) -> bool:
+    """Return whether a recording began before the one before it was over: those are not restarts of one training."""
+    known = [one for one in recordings if one.began_unix_s is not None]
+    ends = [(one.began_unix_s or 0.0) + one.wall_s for one in known]
+    return any((two.began_unix_s or 0.0) < end for end, two in zip(ends, known[1:], strict=False))
+
+
+def _per_step(found: Account, *, together: bool) -> dict[str, Any]:
+    """Return the means over all steps of all ranks; of seconds only where steps followed one another."""
     sums = dict.fromkeys(("seconds", "sent_bytes", "dense_bytes", "exposed_s", "rows"), 0.0)
     for course in found.courses:
         for name, value in course.sums().items():
@@ -187,6 +200,6 @@ def _per_step(found: Account) -> dict[str, Any]:
     means = {name: metrics.ratio(sums[name], sums["rows"]) for name in sums if name != "rows"}
     return {
         **means,
-        "exposed_share": metrics.ratio(sums["exposed_s"], sums["seconds"]),
+        "exposed_share": None if together else metrics.ratio(sums["exposed_s"], sums["seconds"]),
         "dense_sent": metrics.ratio(sums["dense_bytes"], sums["sent_bytes"]),
     }

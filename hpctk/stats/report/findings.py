@@ -144,9 +144,18 @@ def _alone(document: Document) -> str:
     return "One rank alone: there is nobody to wait for." if document["totals"]["ranks"] == 1 else ""
 
 
+def _together(document: Document) -> str:
+    if not document["together"]:
+        return ""
+    return (
+        "Some of these recordings were made at the same time, by several optimizers: bytes and calls are sums over "
+        "all, and nothing is said of efficiency. The folder of a recording shows it alone."
+    )
+
+
 def _straggler(document: Document) -> str:
     ranks = document["ranks"]
-    computing = np.array([one["computing_s"] for one in ranks])
+    computing = np.array([one["useful_s"] for one in ranks])
     over = metrics.imbalance(computing)
     if over is None or over < 0.1 or len(ranks) < 2:
         return ""
@@ -155,4 +164,6 @@ def _straggler(document: Document) -> str:
 
 
 #: In the order they are said.
-FINDINGS: tuple[Callable[[Document], str], ...] = (_alone, _waiting, _straggler, _exposed, _volume, _unknown)
+FINDINGS: tuple[Callable[[Document], str], ...] = (
+    _alone, _together, _waiting, _straggler, _exposed, _volume, _unknown,
+)  # fmt: skip

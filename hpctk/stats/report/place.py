@@ -36,6 +36,8 @@ def statistics_of(path: Path) -> Path:
 @contextmanager
 def whole(path: Path) -> Iterator[IO[str]]:
     """Give a file to write to, which takes the place of `path` when it is whole; HpctkError where it cannot."""
+    if not path.name or path.is_dir():
+        raise HpctkError(f"{path}: is a folder: give the name of a file")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8", errors="backslashreplace") as file:
