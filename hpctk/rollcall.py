@@ -27,6 +27,8 @@ WATCHED = 64
 PATIENCE_S = 2.0
 #: Seconds a peer has for its answer. A rank that waits in hpctk answers within milliseconds.
 ANSWER_S = 0.5
+#: Seconds in which what a rank has sent before it left may still arrive, where cores are few.
+GRACE_S = 3.0
 #: Looks before the core is offered to others for the first time.
 LOOKS = 8
 #: Seconds before the first nap: a message on its way is not worth giving up the core for.
@@ -54,10 +56,12 @@ class Vigil:
         self._roll_call = roll_call
         self._operation = operation
         self._began = self._next_listen = self._next_question = 0.0
+        #: Whether a rank that is waited for had left when this one asked.
+        self._bereft = False
 
     def progress(self) -> None:
         """Something came: start counting anew."""
-        self._began = 0.0
+        self._began, self._bereft = 0.0, False
 
     def nap(self, peers: Peers = tuple) -> None:
         """Let some time pass, waiting for `peers()` (all ranks where empty); PeerError where that is in vain."""
@@ -77,8 +81,9 @@ class Vigil:
             self._next_listen = now + LISTEN_S
         last = now >= self._began + self._roll_call.timeout_s
         if last or now >= self._next_question:
-            self._roll_call.question(peers(), self._operation, last)
-            self._next_question = time.monotonic() + self._roll_call.patience_s
+            self._bereft = self._roll_call.question(peers(), self._operation, last, sure=self._bereft)
+            wait_s = GRACE_S if self._bereft else self._roll_call.patience_s
+            self._next_question = time.monotonic() + wait_s
 
 
 class RollCall:
@@ -141,15 +146,24 @@ class RollCall:
         """Return what a rank does while it waits."""
         return Vigil(self, operation)
 
-    def question(self, peers: Iterable[int], operation: str, last: bool) -> None:
-        """Ask the peers we wait for; raise PeerError if one has left, or if this was the last question."""
+    def question(self, peers: Iterable[int], operation: str, last: bool, *, sure: bool) -> bool:
+        """Ask the peers we wait for; return whether one has left. PeerError if so and `sure`, or at the last question.
+
+        A farewell may overtake what its rank has sent before it: only who still waits some time later waits in vain.
+        """
         expected = self._expected(peers)
         # A peer may itself wait for another: in the end, ask around who is missing.
         everyone = list(dict.fromkeys([*expected, *self.watched()])) if last else expected
         answers = self.ask(everyone, operation)
-        self._raise_if_left(everyone, operation)
+        gone = [peer for peer in everyone if peer in self.left]
+        if gone and (sure or last):
+            raise PeerError(
+                f"rank {self.rank} of {self.size} waits in {operation}, but rank {gone[0]} "
+                f"{self.left[gone[0]]} and will never come. Every rank must make the same collective calls."
+            )
         if last:
             self._give_up(expected, everyone, answers, operation)
+        return bool(gone)
 
     def _expected(self, peers: Iterable[int]) -> list[int]:
         named = [peer for peer in dict.fromkeys(peers) if peer != self.rank]
@@ -208,14 +222,6 @@ class RollCall:
     def _send(self, data: Any, peer: int, tag: int) -> None:
         request = self.control.Isend([data.view(np.uint8), MPI.BYTE], peer, tag)
         self._outgoing.append((request, data))
-
-    def _raise_if_left(self, expected: Sequence[int], operation: str) -> None:
-        gone = [peer for peer in expected if peer in self.left]
-        if gone:
-            raise PeerError(
-                f"rank {self.rank} of {self.size} waits in {operation}, but rank {gone[0]} "
-                f"{self.left[gone[0]]} and will never come. Every rank must make the same collective calls."
-            )
 
     def _give_up(
         self, expected: Sequence[int], everyone: Sequence[int], answers: dict[int, str], operation: str

@@ -152,3 +152,33 @@ def test_right_slurm_launch(comm, monkeypatch):
     copy = comm.Dup()
     assert hpctk.world.world(copy).size == comm.size
     copy.Free()
+
+
+def test_a_farewell_may_overtake_what_was_sent_before_it(world, monkeypatch):
+    """Rank 1 is known to have left while its last message is still on its way."""
+    if world.size == 1:
+        pytest.skip("needs another rank")
+    monkeypatch.setattr("hpctk.rollcall.PATIENCE_S", 0.05)
+    monkeypatch.setattr("hpctk.rollcall.ANSWER_S", 0.05)
+    data = np.zeros(1, np.int64)
+    if world.rank == 0:
+        monkeypatch.setitem(world._roll_call.left, 1, "has left the program")
+        world.wait([world.control.Irecv([data, MPI.INT64_T], 1, 5)], "a late message", [1])
+        assert data[0] == 7
+    elif world.rank == 1:
+        time.sleep(1.0)
+        world.control.Send([np.array([7], np.int64), MPI.INT64_T], 0, 5)
+
+
+def test_who_waits_for_a_rank_that_has_left_is_told(world, monkeypatch):
+    if world.size == 1:
+        pytest.skip("needs another rank")
+    monkeypatch.setattr("hpctk.rollcall.PATIENCE_S", 0.05)
+    monkeypatch.setattr("hpctk.rollcall.GRACE_S", 0.2)
+    if world.rank == 0:
+        monkeypatch.setitem(world._roll_call.left, 1, "has left the program")
+        request = world.control.Irecv([np.zeros(1, np.int64), MPI.INT64_T], 1, 6)
+        with pytest.raises(PeerError, match="rank 1 has left the program and will never come"):
+            world.wait([request], "a message", [1])
+        request.Cancel()
+        request.Wait()
