@@ -36,7 +36,7 @@ TRAIN = """
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk with enough room for two files to begin with, not for them to grow."""
-    with mounted(tmp_path / "disk", "1200k") as disk:
+    with mounted(tmp_path / "disk", "4500k") as disk:
         yield disk
 
 
