@@ -27,6 +27,8 @@ from hpctk.stats.settings import StatsSettings
 from hpctk.stats.summary import AMOUNTS, KINDS, Summary
 from hpctk.stats.traffic import Traffic
 
+#: Calls that are turned into rows at once.
+PACKED_CALLS = 128
 #: Rows of calls in memory.
 BUFFER_ROWS = 2048
 #: Rows that a new file has room for; it grows by GROWTH. Laying out a file takes 40 ms, so it grows seldom.
@@ -96,7 +98,9 @@ class Recording:
         #: Calls that are not rows yet, and the steps they belong to.
         self._calls: list[Call] = []
         self._call_steps: list[int] = []
-        self._memory = bytearray(BUFFER_ROWS * _ROW.size)
+        #: Rows, and the kind of each. Another thread may have added a few calls beyond the limit.
+        self._memory = bytearray(2 * BUFFER_ROWS * _ROW.size)
+        self._kinds: list[int] = []
         self._number = 0
         self._summary = Summary(communicator)
         self._steps: list[tuple[Any, ...]] = []
@@ -121,11 +125,13 @@ class Recording:
         # Appending needs no lock; everything else is done for many calls at once.
         self._calls.append(call)
         self._call_steps.append(self.step)
-        if len(self._calls) >= BUFFER_ROWS or call.began_s > self._flush_due_s:
+        if len(self._calls) >= PACKED_CALLS or call.began_s > self._flush_due_s:
             with self._lock:
-                self._drain()
+                self._pack()
                 if call.began_s > self._flush_due_s:
                     self._flush()
+                if len(self._kinds) >= BUFFER_ROWS:
+                    self._drain()
 
     def end_step(self, step: int, counts: Mapping[str, int], loss: Any, exposed_s: float) -> None:
         """Note that a step is over; `counts` and `exposed_s` are those of this step alone."""
@@ -176,25 +182,30 @@ class Recording:
 
     def _drain(self) -> None:
         """Turn the calls in memory into rows, sum them up, and write them where there is room."""
-        while self._calls:
-            n = min(len(self._calls), BUFFER_ROWS)
-            if self._file is not None:
-                calls, kinds = self._packed(self._calls[:n], self._call_steps[:n])
-                self._summary.add(calls, kinds)
-                self._sum_steps(calls)
-                self._append(CALLS, calls)
-            del self._calls[:n], self._call_steps[:n]
+        self._pack()
+        rows, kinds = (
+            np.frombuffer(self._memory, CALLS.dtype, len(self._kinds)),
+            np.array(self._kinds, np.intp),
+        )
+        self._kinds.clear()
+        if self._file is not None and len(rows):
+            self._summary.add(rows, kinds)
+            self._sum_steps(rows)
+            self._append(CALLS, rows)
         if max(len(self.traffic.outgoing), len(self.traffic.incoming)) > BUFFER_ROWS:
             self.traffic.fold()
 
-    def _packed(self, calls: list[Call], steps: list[int]) -> tuple[Any, Any]:
-        """Return calls as rows, and the kind of each."""
-        kinds, known, new_kind, zero = [], self._summary.kinds, self._summary.new_kind, self.began_s
-        memory, offset, number = self._memory, 0, self._number
+    def _pack(self) -> None:
+        """Turn calls into rows. Few at a time, while they are still in the processor's cache."""
+        n = len(self._calls)
+        calls, steps = self._calls[:n], self._call_steps[:n]
+        del self._calls[:n], self._call_steps[:n]
+        known, new_kind, zero = self._summary.kinds, self._summary.new_kind, self.began_s
+        memory, offset, number = self._memory, len(self._kinds) * _ROW.size, self._number
         for call, step in zip(calls, steps, strict=True):
             key = call.operation, call.schedule, call.compressor, call.tensor
             kind, labels = known.get(key) or new_kind(key)
-            kinds.append(kind)
+            self._kinds.append(kind)
             began, sent, received = call.began_s - zero, call.sent_bytes, call.received_bytes
             _ROW.pack_into(
                 memory, offset, number, step, began, began + call.seconds, labels,
@@ -206,7 +217,6 @@ class Recording:
             offset += _ROW.size
             number += 1
         self._number = number
-        return np.frombuffer(memory, CALLS.dtype, len(calls)), np.array(kinds, np.intp)
 
     def _sum_steps(self, calls: Any) -> None:
         """Add calls to the sums of the steps that they belong to."""

@@ -12,7 +12,7 @@ from hpctk.stats import metadata, schema
 from hpctk.stats import summary as summary_module
 from hpctk.stats.read import read_rank
 from hpctk.stats.recorder import Call
-from hpctk.stats.recording import Recording
+from hpctk.stats.recording import BUFFER_ROWS, Recording
 from hpctk.stats.settings import StatsSettings
 
 
@@ -266,3 +266,7 @@ def test_any_failure_of_the_file_costs_a_warning_and_no_more(tmp_path, monkeypat
     with pytest.warns(RuntimeWarning, match="no more statistics"):
         made.flush()
     assert not made.writing
+    # From then on calls cost nothing but a moment, however many there are.
+    for i in range(5 * BUFFER_ROWS):
+        made.record(call(i, began_s=made.began_s + 1e12))
+    assert len(made._kinds) <= BUFFER_ROWS
