@@ -38,8 +38,8 @@ def run(options: argparse.Namespace) -> int:
     from hpctk.cli.table import bytes_text
     from hpctk.errors import HpctkError
     from hpctk.stats.merge import MOST_VIEWED, merge
+    from hpctk.stats.place import statistics_of
     from hpctk.stats.read import MERGED, load
-    from hpctk.stats.report.place import statistics_of
 
     if not options.path.is_dir():
         raise HpctkError(f"{options.path}: no such folder")

@@ -52,10 +52,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _one(options: argparse.Namespace) -> int:
+    from hpctk.stats.place import statistics_of
     from hpctk.stats.read import load
     from hpctk.stats.report.account import account
     from hpctk.stats.report.document import document
-    from hpctk.stats.report.place import statistics_of
     from hpctk.stats.report.text import text
 
     steps = steps_of(options.steps)
@@ -74,11 +74,11 @@ def _one(options: argparse.Namespace) -> int:
 
 
 def _several(options: argparse.Namespace) -> int:
+    from hpctk.stats.place import statistics_of
     from hpctk.stats.read import load
     from hpctk.stats.report import compare
     from hpctk.stats.report.account import account
     from hpctk.stats.report.document import document
-    from hpctk.stats.report.place import statistics_of
 
     documents = [document(account(load(statistics_of(path)))) for path in options.runs]
     found = compare.comparison(documents)
@@ -104,7 +104,7 @@ def _out(options: argparse.Namespace, shown: dict[str, Any], text: str) -> None:
 
 
 def _write(path: Path, content: str) -> None:
-    from hpctk.stats.report.place import whole
+    from hpctk.stats.place import whole
 
     with whole(path) as file:
         file.write(content)

@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the trace."""
+    from hpctk.stats.place import statistics_of, whole
     from hpctk.stats.read import load
-    from hpctk.stats.report.place import statistics_of, whole
     from hpctk.stats.trace import Cut, write
 
     first, last = steps_of(options.steps)

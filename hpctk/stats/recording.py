@@ -200,6 +200,9 @@ class Recording:
         n = len(self._calls)
         calls, steps = self._calls[:n], self._call_steps[:n]
         del self._calls[:n], self._call_steps[:n]
+        self._attempt(lambda _: self._pack_rows(calls, steps))
+
+    def _pack_rows(self, calls: list[Call], steps: list[int]) -> None:
         known, new_kind, zero = self._summary.kinds, self._summary.new_kind, self.began_s
         memory, offset, number = self._memory, len(self._kinds) * _ROW.size, self._number
         for call, step in zip(calls, steps, strict=True):

@@ -20,10 +20,11 @@ from typing import Any
 
 from hpctk.checkpoint.rank_file import beside
 from hpctk.errors import HpctkError, SettingError
+from hpctk.stats.place import STATS
 from hpctk.tasks import settings as told
 from hpctk.tasks.settings import Settings
 
-SETTINGS, RESULT, CHECKPOINTS, STATS = "settings.toml", "result.json", "checkpoints", "stats"
+SETTINGS, RESULT, CHECKPOINTS = "settings.toml", "result.json", "checkpoints"
 
 
 class RunFolder:

@@ -259,6 +259,16 @@ def test_what_is_no_secret_is_shown(line):
     assert metadata.command(line.split()) == line
 
 
+def test_a_call_that_fits_into_no_row_costs_a_warning_and_no_more(tmp_path):
+    made = make(tmp_path)
+    made.record(call())
+    made.flush()
+    made.record(call(elements=2**70))
+    with pytest.warns(RuntimeWarning, match="no more statistics"):
+        made.close()
+    assert tables(tmp_path)[1]["call"].tolist() == [0]
+
+
 def test_any_failure_of_the_file_costs_a_warning_and_no_more(tmp_path, monkeypatch):
     made = make(tmp_path)
     made.record(call())
