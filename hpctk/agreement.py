@@ -1,8 +1,11 @@
 """Ranks that agree: handshakes, errors shared by all, work done by one.
 
-Everything here stands on two collective primitives, the minimum of one integer over all ranks and
-the broadcast of a byte string, so it works over any way of communicating. What ranks tell each
+Everything here stands on two collective primitives, the minimum of some integers over all ranks and
+the broadcast of bytes whose number is known, so it works over any way of communicating. What ranks tell each
 other is JSON, never pickle.
+
+Every agreement begins with a message of the same length that names the operation: ranks that are in different
+collective calls all raise the same MismatchError, where they would otherwise mix what does not belong together.
 """
 
 from __future__ import annotations
@@ -13,14 +16,22 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypeVar
 
-from hpctk.errors import MismatchError, PeerError
+from hpctk.errors import HpctkError, MismatchError, PeerError, SettingError, TensorError
 
 T = TypeVar("T")
 Items = Sequence[tuple[str, object]]
 #: Hears what the ranks told each other: what it was, for which operation, how many bytes, since when.
 Listener = Callable[[str, str, int, float], None]
+
+#: Integers in the first message of every agreement, and how many of them name the operation.
+FRAME, HEAD = 16, 4
+#: Errors of one rank that all ranks raise as what they are; any other becomes a PeerError.
+SHARED_KINDS: dict[str, type[HpctkError]] = {
+    kind.__name__: kind for kind in (SettingError, TensorError, MismatchError)
+}
 
 
 class Agreement(ABC):
@@ -33,30 +44,55 @@ class Agreement(ABC):
 
     @abstractmethod
     def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
-        """Do what `minimum` does."""
+        """Return the smallest of all ranks' values at each position; all ranks give as many."""
 
     @abstractmethod
-    def _broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
-        """Do what `broadcast_bytes` does."""
+    def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
+        """Overwrite `data`, as long on all ranks, by root's. In place."""
 
     def minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` (64 bits, signed) at each position.
 
-        Collective over the communicator.
+        Collective over the communicator. Raise MismatchError where ranks are in different operations, or give
+        different numbers of values.
         """
         began = time.perf_counter()
-        least = self._minimum(values, operation)
+        least = self._framed(values, operation)
         for listen in self.listeners:
-            listen("flags", operation, 8 * len(values), began)
+            listen("flags", operation, 8 * (HEAD + max(len(values), FRAME - HEAD)), began)
         return least
+
+    def _framed(self, values: Sequence[int], operation: str) -> list[int]:
+        code, n = _code(operation), len(values)
+        room = FRAME - HEAD
+        first = self._minimum([code, -code, n, -n, *values[:room], *((0,) * max(0, room - n))], operation)
+        # A number and its negative are both least only if all ranks gave the same.
+        if first[0] != -first[1] or first[2] != -first[3]:
+            raise self._elsewhere(operation)
+        least = first[HEAD : HEAD + n]
+        return least if n <= room else least + self._minimum(values[room:], operation)
+
+    def _elsewhere(self, operation: str) -> MismatchError:
+        """Return the error for ranks that are in different operations, the same on all. Collective."""
+        operations = self.gather_texts(operation, "comparing operations")
+        odd = next((rank for rank, other in enumerate(operations) if other != operations[0]), None)
+        if odd is None:
+            return MismatchError(f"the ranks give different numbers of values in {operation}")
+        return MismatchError(
+            f"the ranks are in different collective calls: rank 0 is in {operations[0]}, rank {odd} in "
+            f"{operations[odd]}. Every rank must make the same collective calls in the same order."
+        )
 
     def broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
         """Return root's `data` on every rank. Collective over the communicator."""
         began = time.perf_counter()
-        text = self._broadcast_bytes(data, root, operation)
+        length = -self._framed([-len(data) if self.rank == root else 0], operation)[0]
+        text = bytearray(data) if self.rank == root else bytearray(length)
+        if length:
+            self._broadcast(text, root, operation)
         for listen in self.listeners:
-            listen("broadcast", operation, len(text) if self.rank == root else 0, began)
-        return text
+            listen("broadcast", operation, length if self.rank == root else 0, began)
+        return bytes(text)
 
     def agree(self, what: str, items: Items) -> None:
         """Raise MismatchError, the same on every rank, unless all ranks pass the same items.
@@ -71,8 +107,7 @@ class Agreement(ABC):
             In an order that matters. Values are compared by their text.
         """
         text = json.dumps([[str(key), str(value)] for key, value in items]).encode()
-        # 62 bits: the number and its negative both fit, and are both least only if all are equal.
-        digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 2
+        digest = digest_of(text)
         operation = f"handshake on {what}"
         least, negated = self.minimum([digest, -digest], operation)
         if least == -negated:
@@ -87,10 +122,11 @@ class Agreement(ABC):
 
     @contextmanager
     def shared_errors(self, what: str) -> Iterator[None]:
-        """Run local work; if it fails on any rank, every rank raises PeerError with the same text.
+        """Run local work; if it fails on any rank, every rank raises the same error.
 
         Collective over the communicator. For work between collectives that can fail on one rank
-        alone (opening a file): the others would wait for it in the next collective.
+        alone (opening a file): the others would wait for it in the next collective. A SettingError, TensorError or
+        MismatchError stays one; anything else is a PeerError on all ranks.
         """
         error: Exception | None = None
         try:
@@ -100,8 +136,11 @@ class Agreement(ABC):
         failed = self.minimum([self.size if error is None else self.rank], what)[0]
         if failed == self.size:
             return
-        text = self.broadcast_bytes(describe(error), failed, what).decode()
-        raise PeerError(f"{what} failed on rank {failed}: {text}") from error
+        raise self.shared_error(error, failed, what) from error
+
+    def shared_error(self, error: Exception | None, failed: int, what: str) -> HpctkError:
+        """Return the error of rank `failed` as all ranks are to raise it. Collective over the communicator."""
+        return _shared(self.broadcast_bytes(describe(error), failed, what).decode(), failed, what)
 
     def gather_texts(self, text: str, operation: str) -> list[str]:
         """Return every rank's `text`, in rank order, on every rank. Collective over the communicator."""
@@ -124,9 +163,19 @@ class Agreement(ABC):
                 reply = {"error": describe(error).decode()}
         answer = json.loads(self.broadcast_bytes(json.dumps(reply).encode(), root, what))
         if "error" in answer:
-            raise PeerError(f"{what} failed on rank {root}: {answer['error']}") from error
+            raise _shared(answer["error"], root, what) from error
         result: T = answer["result"]
         return result
+
+
+@lru_cache(maxsize=1024)
+def _code(operation: str) -> int:
+    return digest_of(operation.encode())
+
+
+def digest_of(data: bytes) -> int:
+    """Return 62 bits that stand for `data`: the number and its negative both fit into 64."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 2
 
 
 def describe(error: BaseException | None) -> bytes:
@@ -135,6 +184,14 @@ def describe(error: BaseException | None) -> bytes:
         return b""
     # A file name that is no text must not fail here, on one rank: the others wait for this line.
     return f"{type(error).__name__}: {error}".rstrip(": ").encode(errors="backslashreplace")
+
+
+def _shared(text: str, failed: int, what: str) -> HpctkError:
+    """Return what all ranks raise for an error that `describe` has described on one of them."""
+    kind, _, message = text.partition(": ")
+    if kind in SHARED_KINDS:
+        return SHARED_KINDS[kind](f"{what} failed on rank {failed}: {message}")
+    return PeerError(f"{what} failed on rank {failed}: {text}")
 
 
 def first_difference(reference: list[list[str]], other: list[list[str]], rank: int) -> str:

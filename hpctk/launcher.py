@@ -48,6 +48,47 @@ def slurm_complaint(environ: Mapping[str, str], size: int, vendor: str) -> str |
     )
 
 
+def complaint(environ: Mapping[str, str], size: int, vendor: str) -> str | None:
+    """Return what is wrong if what started this process says more ranks than COMM_WORLD has, else None.
+
+    Every process would train a model of its own, in silence.
+    """
+    told = {name: _count(environ, name) for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")}
+    if "RANK" in environ:
+        told["WORLD_SIZE"] = _count(environ, "WORLD_SIZE")
+    # One that agrees is the one that started it; others were inherited from around it.
+    if size not in told.values():
+        for name, count in told.items():
+            if count > size:
+                return _too_few(name, count, size, vendor)
+    return slurm_complaint(environ, size, vendor)
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _too_few(name: str, count: int, size: int, vendor: str) -> str:
+    who = {
+        "OMPI_COMM_WORLD_SIZE": "Open MPI's mpirun",
+        "PMI_SIZE": "mpiexec or srun, by PMI,",
+        "WORLD_SIZE": "torchrun",
+    }[name]
+    what_to_do = (
+        "Under torchrun call torch.distributed.init_process_group('gloo') and use hpctk.ddp.DistributedOptimizer (or "
+        f"hpctk.ddp.attach), or start with `mpirun -n {count} python -m mpi4py train.py` instead"
+        if name == "WORLD_SIZE"
+        else f"that launcher belongs to another MPI than {vendor}, which mpi4py uses here. Start with the mpirun of "
+        f"{vendor} (`hpctk doctor` shows where it is)"
+    )
+    ranks = "1 rank" if size == 1 else f"{size} ranks"
+    return (
+        f"{who} started {count} processes ({name}), but MPI's COMM_WORLD has {ranks} here, so each would train a model "
+        f"of its own: {what_to_do}"
+    )
+
+
 def mpi_plugin(vendor: str) -> str:
     """Return the `srun --mpi` type an MPI library needs."""
     if vendor == "Open MPI":

@@ -94,17 +94,13 @@ class MpiWorld(World):
         self.wait([request], operation)
         return [int(value) for value in least]
 
-    def _broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
-        """Return root's `data` on every rank. Collective over the communicator."""
-        length = np.array([len(data)], np.int64)
-        self.wait([self.control.Ibcast([length, MPI.INT64_T], root)], operation, [root])
-        text = bytearray(data) if self.rank == root else bytearray(int(length[0]))
-        self.wait([self.control.Ibcast([text, MPI.BYTE], root)], operation, [root])
-        return bytes(text)
+    def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
+        """Overwrite `data` by root's. Collective over the communicator. In place."""
+        self.wait([self.control.Ibcast([data, MPI.BYTE], root)], operation, [root])
 
     def barrier(self, operation: str = "barrier") -> None:
         """Return once every rank is here. Collective over the communicator."""
-        self.wait([self.control.Ibarrier()], operation)
+        self.minimum([], operation)
 
     def transport(self) -> MpiTransport:
         """Return what moves bytes between these ranks."""
@@ -119,13 +115,10 @@ class MpiWorld(World):
     def _check_launcher(self, comm: MPI.Intracomm) -> None:
         if MPI.Comm.Compare(comm, MPI.COMM_WORLD) not in (MPI.IDENT, MPI.CONGRUENT):
             return
-        complaint = launcher.slurm_complaint(os.environ, self.size, MPI.get_vendor()[0])
-        try:
-            with self.shared_errors("start under Slurm"):
-                if complaint:
-                    raise SettingError(complaint)
-        except PeerError as error:
-            raise SettingError(str(error)) from None
+        complaint = launcher.complaint(os.environ, self.size, MPI.get_vendor()[0])
+        with self.shared_errors("starting MPI"):
+            if complaint:
+                raise SettingError(complaint)
 
     def _find_nodes(self) -> tuple[tuple[int, ...], ...]:
         leader = np.array([self.rank], np.int64)

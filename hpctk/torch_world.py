@@ -104,16 +104,10 @@ class TorchWorld(World):
         )
         return [int(value) for value in least.tolist()]
 
-    def _broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
-        """Return root's `data` on every rank. Collective over the communicator."""
-        length = torch.tensor([len(data)])
-        self._broadcast(length, root, operation)
-        text = bytearray(data) if self.rank == root else bytearray(int(length))
-        if text:
-            self._broadcast(torch.frombuffer(text, dtype=torch.uint8), root, operation)
-        return bytes(text)
+    def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
+        """Overwrite `data` by root's. Collective over the communicator. In place."""
+        tensor = torch.frombuffer(data, dtype=torch.uint8)
 
-    def _broadcast(self, tensor: torch.Tensor, root: int, operation: str) -> None:
         def start() -> Any:
             return dist.broadcast(tensor, self._ranks[root], group=self.group, async_op=True)
 
@@ -121,7 +115,7 @@ class TorchWorld(World):
 
     def barrier(self, operation: str = "barrier") -> None:
         """Return once every rank is here. Collective over the communicator."""
-        self.minimum([0], operation)
+        self.minimum([], operation)
 
     def _do(self, operation: str, start: Callable[[], Any], peers: Iterable[int] = ()) -> None:
         if self.size == 1:

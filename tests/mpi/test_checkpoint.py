@@ -12,7 +12,7 @@ from restarts import METHODS, Job, Net
 
 import hpctk
 from hpctk.checkpoint import folder
-from hpctk.errors import MismatchError, PeerError
+from hpctk.errors import MismatchError, PeerError, SettingError
 
 
 @pytest.fixture
@@ -177,10 +177,10 @@ def test_another_method_or_setting(world, shared):
     job = Job(hpctk.Mean(hpctk.TopK(0.1)))
     job.train(2)
     job.save(shared / "kept")
-    with pytest.raises(PeerError, match="made with method=Mean, this optimizer has method=AdaCons"):
+    with pytest.raises(SettingError, match="made with method=Mean, this optimizer has method=AdaCons"):
         Job(hpctk.AdaCons()).load(shared / "kept")
     changed = Job(hpctk.Mean(hpctk.TopK(0.2)))
-    with pytest.raises(PeerError, match="density.*0.1.*density.*0.2.*strict=False"):
+    with pytest.raises(SettingError, match="density.*0.1.*density.*0.2.*strict=False"):
         changed.load(shared / "kept")
     changed.load(shared / "kept", strict=False)
     mine, theirs = (one.opt.local_state_dict()["residuals"] for one in (changed, job))
@@ -203,7 +203,7 @@ def test_a_model_that_does_not_fit(world, shared):
 
 def test_what_cannot_be_kept(world, shared):
     job = Job(METHODS["mean"]())
-    with pytest.raises(PeerError, match=r"'extra.hook' is a function: a checkpoint keeps tensors"):
+    with pytest.raises(SettingError, match=r"'extra.hook' is a function: a checkpoint keeps tensors"):
         hpctk.save_checkpoint(shared / "kept", job.opt, job.model, hook=lambda: 1)
     assert not (shared / "kept").exists()
     if world.size > 1:
@@ -380,7 +380,7 @@ class TestCheckpoints:
     def test_bad_settings(self, world, shared):
         job = Job(METHODS["mean"]())
         for settings in ({"every_steps": 0}, {"every_steps": 1.5}, {"every_s": 0}, {"every_s": "10"}):
-            with pytest.raises(PeerError, match=f"{next(iter(settings))}=.*need"):
+            with pytest.raises(SettingError, match=f"{next(iter(settings))}=.*need"):
                 hpctk.Checkpoints(shared / "kept", job.opt, job.model, **settings)
         if world.rank == 0:
             (shared / "file").write_text("")

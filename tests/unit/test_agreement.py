@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hpctk.agreement import Agreement, first_difference
-from hpctk.errors import MismatchError, PeerError
+from hpctk.errors import MismatchError, PeerError, SettingError, TensorError
 
 MEETING_S = 20
 
@@ -30,11 +30,11 @@ class ThreadRank(Agreement):
 
     def _minimum(self, values, operation):
         assert all(-(2**63) <= value < 2**63 for value in values)
-        return [min(column) for column in zip(*self._exchange(("minimum", operation), values), strict=True)]
+        # The operation is not compared here: that ranks are in different ones, the agreement itself must notice.
+        return [min(column) for column in zip(*self._exchange(("minimum", len(values)), values), strict=True)]
 
-    def _broadcast_bytes(self, data, root, operation):
-        assert isinstance(data, bytes)
-        return self._exchange(("broadcast", root, operation), data)[root]
+    def _broadcast(self, data, root, operation):
+        data[:] = self._exchange(("broadcast", len(data), root, operation), bytes(data))[root]
 
 
 def on_ranks(size, work):
@@ -204,3 +204,50 @@ def test_run_on_root_refuses_what_json_cannot_say(result):
 def test_gathered_texts_are_in_rank_order():
     gathered = on_ranks(3, lambda rank: rank.gather_texts(f"größe {rank.rank}" * rank.rank, "gathering"))
     assert gathered == [["", "größe 1", "größe 2größe 2"]] * 3
+
+
+@pytest.mark.parametrize("values", [0, 1, 12, 13, 40])
+def test_minimum_of_any_number_of_values(values):
+    outcomes = on_ranks(3, lambda rank: rank.minimum([rank.rank * (-1) ** i for i in range(values)], "it"))
+    assert outcomes == [[-2 * (i % 2) for i in range(values)]] * 3
+
+
+CALLS = {
+    "reading": lambda rank: rank.run_on_root("reading", lambda: 1),
+    "handshake on a step": lambda rank: rank.agree("a step", [("lr", 0.1)]),
+    "opening a step": lambda rank: rank.minimum(list(range(30)), "opening a step"),
+    "opening the log": lambda rank: rank.shared_errors("opening the log")(lambda: None)(),
+    "a barrier": lambda rank: rank.minimum([], "a barrier"),
+}
+
+
+@pytest.mark.parametrize("ours", CALLS)
+@pytest.mark.parametrize("theirs", CALLS)
+def test_ranks_in_different_calls_all_notice(ours, theirs):
+    def work(rank):
+        return CALLS[ours if rank.rank != 1 else theirs](rank)
+
+    outcomes = on_ranks(3, work)
+    if ours == theirs:
+        assert not any(isinstance(outcome, Exception) for outcome in outcomes)
+    else:
+        said = the_same_error(outcomes, MismatchError)
+        assert f"rank 0 is in {ours}, rank 1 in {theirs}." in said
+
+
+def test_different_numbers_of_values_are_noticed():
+    outcomes = on_ranks(2, lambda rank: rank.minimum([0] * (3 + 20 * rank.rank), "it"))
+    assert "different numbers of values in it" in the_same_error(outcomes, MismatchError)
+
+
+@pytest.mark.parametrize("kind", [SettingError, TensorError, MismatchError])
+def test_a_wrong_argument_is_the_same_kind_of_error_on_all_ranks(kind):
+    def share(rank):
+        with rank.shared_errors("making it"):
+            if rank.rank == 1:
+                raise kind("lr=-1: need a positive number")
+
+    assert (
+        the_same_error(on_ranks(2, share), kind)
+        == "making it failed on rank 1: lr=-1: need a positive number"
+    )

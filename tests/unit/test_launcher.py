@@ -72,3 +72,40 @@ def test_only_the_launchers_own_variables_are_shown():
         "SLURM_JOB_NAME": "x",
     }
     assert launcher.variables({**hidden, **shown}) == shown
+
+
+def test_torchrun_around_mpi():
+    """Every process of torchrun would be a COMM_WORLD of its own."""
+    said = launcher.complaint({"WORLD_SIZE": "2", "RANK": "1"}, 1, "Open MPI")
+    assert "torchrun started 2 processes (WORLD_SIZE), but MPI's COMM_WORLD has 1 rank" in said
+    assert "hpctk.ddp.DistributedOptimizer" in said
+    assert "mpirun -n 2 python -m mpi4py" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "who"), [("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"), ("PMI_SIZE", "mpiexec or srun, by PMI,")]
+)
+def test_the_mpirun_of_another_mpi(name, who):
+    said = launcher.complaint({name: "4"}, 1, "MPICH")
+    assert said.startswith(f"{who} started 4 processes ({name})")
+    assert "another MPI than MPICH" in said
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"WORLD_SIZE": "4"},  # what some clusters set for a whole job: without RANK it is nobody's
+        {"WORLD_SIZE": "2", "RANK": "0"},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "2", "PMI_SIZE": "8"},  # mpirun's own daemons were started by srun
+        {"WORLD_SIZE": "many", "RANK": "0", "PMI_SIZE": ""},
+    ],
+)
+def test_no_complaint_where_a_launcher_agrees(environ):
+    assert launcher.complaint(environ, 2, "Open MPI") is None
+
+
+def test_srun_is_still_asked():
+    assert launcher.complaint(step(4), 1, "Open MPI").startswith("Slurm started 4 tasks")

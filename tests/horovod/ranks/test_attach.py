@@ -7,7 +7,7 @@ from torch.optim.lr_scheduler import StepLR
 from training import assert_alike, loss_of, net, sgd
 
 import hpctk
-from hpctk.errors import HpctkError, MismatchError, PeerError, SettingError
+from hpctk.errors import HpctkError, MismatchError, SettingError
 
 BASES = {
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
@@ -233,13 +233,13 @@ def test_closures_are_refused(world, hvd):
 def test_what_cannot_be_attached(world, hvd):
     model = net()
     compression = hpctk.horovod.Compression(hpctk.AdaCons(), model)
-    with pytest.raises(PeerError, match="give what hvd.DistributedOptimizer"):
+    with pytest.raises(SettingError, match="give what hvd.DistributedOptimizer"):
         compression.attach(sgd(model.parameters()))
     opt = hvd.DistributedOptimizer(
         sgd(model.parameters()), named_parameters=model.named_parameters(), compression=compression
     )
     assert compression.attach(opt) is opt
-    with pytest.raises(PeerError, match="serves an optimizer already"):
+    with pytest.raises(SettingError, match="serves an optimizer already"):
         compression.attach(opt)
 
 

@@ -6,7 +6,7 @@ from horovod_ways import stock, trajectory
 from training import loss_of, net, sgd
 
 import hpctk
-from hpctk.errors import HpctkError, MismatchError, PeerError, SettingError
+from hpctk.errors import HpctkError, MismatchError, PeerError, SettingError, TensorError
 from hpctk.horovod import tokens
 
 
@@ -19,7 +19,7 @@ def test_adasum(world, hvd):
         compression=compression,
         op=hvd.Adasum,
     )
-    with pytest.raises(PeerError, match="op=Adasum"):
+    with pytest.raises(SettingError, match="op=Adasum"):
         compression.attach(opt)
     if world.size > 1:
         with pytest.raises(SettingError, match="op=Adasum"):
@@ -87,7 +87,7 @@ def test_settings_are_checked(world, hvd, settings, text):
 
 def test_models_of_one_dtype(world, hvd):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).half())
-    with pytest.raises(PeerError, match="need all float32 or all float64"):
+    with pytest.raises(TensorError, match="need all float32 or all float64"):
         hpctk.horovod.Compression(hpctk.Mean(), model)
 
 
