@@ -26,12 +26,15 @@ from hpctk.collectives import auto
 from hpctk.collectives.engine import engine_of
 from hpctk.compressors import finite
 from hpctk.driver import Driver
+from hpctk.dropped_step import DroppedStep
 from hpctk.errors import HpctkError, SettingError
+from hpctk.methods import drift
 from hpctk.methods.gradient_run import BucketRun, GradientRun
 from hpctk.methods.mean import Mean
 from hpctk.methods.method import Method
-from hpctk.methods.replica import Council, Replica
-from hpctk.participant import Participant
+from hpctk.methods.replica import Replica
+from hpctk.methods.step_status import StatusExchange, StepStatus
+from hpctk.participant import Participant, note_one_rank
 from hpctk.stats.settings import StatsSettings
 from hpctk.tally import StatsLike, Tally, kept_loss, wanted
 from hpctk.world import World, world
@@ -57,11 +60,6 @@ class DistributedOptimizer(optimizer.DistributedOptimizer):
         group: dist.ProcessGroup | None = None,
         **settings: Any,
     ) -> None:
-        if isinstance(model, DistributedDataParallel):
-            raise SettingError(
-                "model is wrapped in DistributedDataParallel, which would average the gradients once more in every "
-                "step: give the bare one and do not wrap it; for gradient methods there is hpctk.ddp.attach"
-            )
         super().__init__(optimizer, method, model=model, comm=_initialised(group), **settings)
 
 
@@ -72,6 +70,7 @@ def attach(
     schedule: str = "auto",
     stats: StatsLike = None,
     on_bad_gradient: str = "raise",
+    check_every: int = 100,
 ) -> Attached:
     """Let a gradient method exchange the gradients of a DistributedDataParallel model.
 
@@ -87,8 +86,11 @@ def attach(
     stats : path or StatsSettings, optional
         A folder in which every rank writes what it sends; HPCTK_STATS where not given.
     on_bad_gradient : {"raise", "skip"}
-        What all ranks do when a gradient is NaN or infinite on one of them. In both cases every parameter's `.grad`
-        is None after backward, so that a step changes nothing; "raise" raises the same error from backward() on all.
+        What all ranks do when a gradient is NaN or infinite on one of them. "raise" raises the same error from
+        backward() on all, and leaves every parameter's `.grad` None. "skip" leaves an infinity on all ranks, as DDP
+        itself does, so that a GradScaler finds it everywhere; a step() on it changes nothing.
+    check_every : int
+        Steps between two looks whether the parameters have drifted apart; 0 for never.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise SettingError(
@@ -99,8 +101,9 @@ def attach(
     with here.shared_errors("hpctk.ddp.attach"):
         _check(ddp_model, method, on_bad_gradient)
         auto.check(here, "allreduce", schedule)
+        drift.check_every(check_every)
         recorded = wanted(stats)
-    attached = Attached(here, ddp_model, method, schedule, on_bad_gradient, recorded)
+    attached = Attached(here, ddp_model, method, schedule, on_bad_gradient, recorded, check_every)
     try:
         ddp_model.register_comm_hook(attached, lambda state, bucket: state.arrived(bucket))
     except RuntimeError as error:
@@ -130,10 +133,16 @@ class Attached(Participant):
         schedule: str,
         on_bad_gradient: str,
         stats: StatsSettings | None,
+        check_every: int,
     ) -> None:
         named = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
         shapes = [(name, f"{p.dtype} {tuple(p.shape)}") for name, p in named.items()]
-        settings = [("schedule", schedule), ("on_bad_gradient", on_bad_gradient), ("stats", stats)]
+        settings: list[tuple[str, object]] = [
+            ("schedule", schedule),
+            ("on_bad_gradient", on_bad_gradient),
+            ("stats", stats),
+        ]
+        settings.append(("check_every", check_every))
         here.agree("hpctk.ddp.attach", [*settings, *method.settings().items(), *shapes])
         # Never steps: whoever uses DDP has an optimizer of their own.
         no_base = torch.optim.SGD(named.values(), lr=0.0)
@@ -144,6 +153,7 @@ class Attached(Participant):
             list(named.values()),
             schedule=schedule,
             on_bad_gradient=on_bad_gradient,
+            check_every=check_every,
         )
         self._tally = Tally(self._replica, method, stats)
         with self._tally.counting():
@@ -160,7 +170,9 @@ class Attached(Participant):
         self._zeros_are_absent = ddp_model.find_unused_parameters or ddp_model.static_graph
         self._lanes: list[int] = []
         self._buckets: list[Bucket] = []
+        self._dropped = DroppedStep(named.values())
         self._tally.begin()
+        note_one_rank(here)
 
     def note_loss(self, loss: Any) -> None:
         """Say, before backward, what the loss is; for the statistics."""
@@ -182,6 +194,10 @@ class Attached(Participant):
         """Take a bucket (dist.GradBucket) and return the future of its exchange. Collective over the group."""
         if bucket.index() == 0:
             self._buckets.clear()
+            self._dropped.over()
+            if self._replica.world.attached[StatusExchange] > 1:
+                # Another model's buckets may come on another rank: they would mix before anybody notices.
+                self._replica.status.check_same_step()
         buffer = bucket.buffer()
         future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
         gradients = {
@@ -214,30 +230,32 @@ class Attached(Participant):
     def _finish(self) -> None:
         """Bring all buckets home and hand them back. Collective over the group."""
         gradients = {name: x for bucket in self._buckets for name, x in bucket.gradients.items()}
-        council = self._replica.confer(
-            gradients=[self._present(gradients.get(n)) for n in self._replica.names]
+        # A rank that has run out of data under DDP's join takes part outside of any backward, with an earlier model.
+        status = self._run.exchange_status(
+            active=torch._C._current_graph_task_id() != -1,
+            gradients=lambda: [self._present(gradients.get(n)) for n in self._replica.names],
         )
-        has = [name for name, somewhere in zip(self._replica.names, council.has, strict=True) if somewhere]
+        has = [name for name, somewhere in zip(self._replica.names, status.has, strict=True) if somewhere]
         if self._parts is not None:
-            self._take_over(self._results(self._parts, set(has), council), council)
-        elif has and council.bad is None:
+            self._take_over(self._results(self._parts, set(has), status), status)
+        elif has and status.bad is None:
             self._run.exchange_in_place({name: gradients[name] for name in has})
         for bucket in self._buckets:
             if bucket.buffer.is_cuda:
                 torch.cuda.current_stream(bucket.buffer.device).synchronize()
             bucket.future.set_result(bucket.buffer)
         self._buckets.clear()
-        if council.bad is not None:
-            _after_backward(lambda: self._drop(council))
+        if status.bad is not None:
+            _after_backward(lambda: self._drop(status))
 
     def _present(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         absent = gradient is None or (self._zeros_are_absent and not gradient.any())
         return None if absent else gradient
 
-    def _results(self, parts: BucketRun, has: set[str], council: Council) -> list[torch.Tensor]:
+    def _results(self, parts: BucketRun, has: set[str], status: StepStatus) -> list[torch.Tensor]:
         """Return what all buckets come to. Collective over the group."""
         started = [bucket.started for bucket in self._buckets]
-        if has and council.bad is None:
+        if has and status.bad is None:
             parts.counts["rounds"] += 1
             return parts.finish_buckets(started, has)
         # The buckets must come home all the same; a step that is not made leaves nothing behind.
@@ -247,19 +265,22 @@ class Attached(Participant):
         parts.counts = counts
         return results
 
-    def _take_over(self, results: list[torch.Tensor], council: Council) -> None:
-        if council.bad is not None:
+    def _take_over(self, results: list[torch.Tensor], status: StepStatus) -> None:
+        if status.bad is not None:
             return
         for bucket, flat in zip(self._buckets, results, strict=True):
             sizes = [gradient.numel() for gradient in bucket.gradients.values()]
             for gradient, part in zip(bucket.gradients.values(), flat.split(sizes), strict=True):
                 gradient.copy_(part.view(gradient.shape))
 
-    def _drop(self, council: Council) -> None:
-        """Leave no gradient to step on, and raise where that was asked for."""
-        for parameter in self._replica.parameters:
-            parameter.grad = None
-        self._run.skip_or_raise(council)
+    def _drop(self, status: StepStatus) -> None:
+        """Leave nothing to step on, and raise where that was asked for."""
+        assert status.bad is not None
+        if self._replica.on_bad_gradient == "skip":
+            self._dropped.begin(self._replica.names.index(status.bad[1]))
+        else:
+            self._dropped.clear()
+        self._run.skip_or_raise(status)
 
     def __repr__(self) -> str:
         return f"Attached({self.method!r})"

@@ -24,6 +24,17 @@ def check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
     check_method(method, on_bad_gradient)
 
 
+def check_not_wrapped(model: Any) -> None:
+    """Raise SettingError for a model in DistributedDataParallel, which averages gradients itself."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise SettingError(
+            "model is wrapped in DistributedDataParallel, which averages all gradients in full during backward: every "
+            "byte that the method saves would be sent before it sees a gradient. Give the bare model (model.module), "
+            "never wrapped (accelerate: leave the model out of accelerator.prepare), or keep the wrapper and its "
+            "optimizer, and for gradient methods call hpctk.ddp.attach(model, method)"
+        )
+
+
 def check_method(method: Any, on_bad_gradient: str) -> None:
     """Raise SettingError for what is no method, and for an unknown way to treat bad gradients."""
     if not isinstance(method, Method):

@@ -12,20 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hpctk import handshake
 from hpctk.collectives import auto
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.errors import HpctkError, SettingError
+from hpctk.grad_scaler import tell, unscale
+from hpctk.methods import drift
 from hpctk.methods.evaluation import consensus_model
 from hpctk.methods.gradient_run import GradientRun
 from hpctk.methods.method import Closure, Method
 from hpctk.methods.replica import Replica
 from hpctk.overlap import Overlap, overlapping, release
-from hpctk.participant import Participant
+from hpctk.participant import Participant, note_one_rank
 from hpctk.tally import StatsLike, Tally, wanted
 from hpctk.world import world
 
@@ -61,8 +64,15 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
     stats : path or StatsSettings, optional
         A folder in which every rank writes what it sends; HPCTK_STATS where not given. See docs/hdf5-format.md.
     on_bad_gradient : {"raise", "skip"}
-        What all ranks do when a gradient is NaN or infinite on one of them.
+        What all ranks do when a gradient is NaN or infinite on one of them. Under a torch.amp.GradScaler such steps
+        are skipped on all ranks in any case, and all scalers hear of it.
+    check_every : int
+        Steps between two looks whether the replicas have drifted apart (rates, and samples of what all ranks hold
+        alike); 0 for never.
     """
+
+    #: GradScaler asks us to step in any case, see hpctk/grad_scaler.py.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -76,9 +86,12 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         comm: Comm | None = None,
         stats: StatsLike = None,
         on_bad_gradient: str = "raise",
+        check_every: int = 100,
     ) -> None:
         here = world(comm)
         with here.shared_errors("making a DistributedOptimizer"):
+            handshake.check_not_wrapped(model)
+            drift.check_every(check_every)
             if isinstance(optimizer, DistributedOptimizer):
                 raise SettingError(
                     "optimizer is a DistributedOptimizer already: give the one that it was made from"
@@ -95,7 +108,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         # Parameters that nobody optimizes are part of the model, too.
         parameters = names if model is None else dict(model.named_parameters())
         settings = [("schedule", schedule), ("overlap", overlap), ("on_bad_gradient", on_bad_gradient)]
-        settings.append(("stats", recorded))
+        settings += [("stats", recorded), ("check_every", check_every)]
         here.agree(
             "DistributedOptimizer",
             [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)],
@@ -103,8 +116,9 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
         frozen = {name: parameter for name, parameter in names.items() if name not in trained}
         self._replica = Replica(
-            here, optimizer, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient
-        )
+            here, optimizer, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient,
+            check_every,
+        )  # fmt: skip
         self._tally = Tally(self._replica, method, recorded)
         self._joining = False
         release(trained.values())
@@ -114,6 +128,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             self._run = method.begin(self._replica)
         self._overlap = overlapping(self._run, self._tally.counting) if overlap else None
         self._tally.begin()
+        note_one_rank(here)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -141,7 +156,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         """Whether a time budget has run out; the same on all ranks."""
         return self._run.finished
 
-    def step(self, closure: Closure | None = None, *, loss: Any = None) -> Any:
+    def step(self, closure: Closure | None = None, *, loss: Any = None, grad_scaler: Any = None) -> Any:
         """Do one step, and return what the closure returns.
 
         Collective over the communicator; local for most steps of model methods.
@@ -152,11 +167,31 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             Zeroes the gradients, runs forward and backward on one fixed minibatch, returns the loss.
         loss : float or tensor, optional
             The loss of this step, for methods that ask for it (LSGD) where there is no closure.
+        grad_scaler : torch.amp.GradScaler, optional
+            Given by `scaler.step(opt)`, never by users.
         """
         self._check_groups()
         with self._tally.counting():
-            value = self._run.step(closure, loss)
+            scaled = grad_scaler is not None
+            value = self._scaled_step(loss, grad_scaler) if scaled else self._run.step(closure, loss)
         self._tally.end_step(self._run.counts, value if loss is None else loss)
+        return value
+
+    def _scaled_step(self, loss: Any, scaler: Any) -> Any:
+        run = self._run
+        self._replica.scaled = True
+        try:
+            if self._overlap is not None and isinstance(run, GradientRun):
+                # Under way since backward, and so scaled.
+                run.ahead()
+            overflown = unscale(scaler, self)
+            if isinstance(run, GradientRun) and run.synchronized:
+                # What came of the exchange is the same on all ranks, and so is what the scaler has found in it.
+                run.skipping |= overflown
+            value = run.step(None, loss)
+        finally:
+            self._replica.scaled = False
+        tell(scaler, self, run.skipped)
         return value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -237,6 +272,34 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
         self._base.load_state_dict(state_dict)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """Call `hook(self)` before state_dict()."""
+        return self._base.register_state_dict_pre_hook(lambda base: hook(self), prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """Call `hook(self, state_dict)` after state_dict(); what it returns, if anything, is returned instead."""
+        return self._base.register_state_dict_post_hook(lambda base, state: hook(self, state), prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """Call `hook(self, state_dict)` before load_state_dict(); what it returns, if anything, is loaded instead."""
+        return self._base.register_load_state_dict_pre_hook(lambda base, state: hook(self, state), prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """Call `hook(self)` after load_state_dict()."""
+        return self._base.register_load_state_dict_post_hook(lambda base: hook(self), prepend)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise HpctkError(
+            "a DistributedOptimizer cannot be copied: it takes part in collective calls of all ranks. Copy the model "
+            "and the base optimizer, and make a new DistributedOptimizer of them on every rank."
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise HpctkError(
+            "a DistributedOptimizer cannot be pickled: it takes part in collective calls of all ranks. Save "
+            "opt.state_dict(), or everything with hpctk.save_checkpoint(path, opt, model)."
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: ranks have agreed on the parameters. Add it to the base optimizer and wrap that anew."""

@@ -27,7 +27,7 @@ from hpctk.compressors import finite
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.gradient_run import BucketRun
 from hpctk.methods.method import Method, Run
-from hpctk.methods.replica import Council
+from hpctk.methods.step_status import StepStatus
 
 #: A bucket is full from this many bytes on: enough to use the network well, few enough to start early.
 BUCKET_BYTES = 4 * 2**20
@@ -129,26 +129,26 @@ class Overlap:
                     f"the gradient of {self._replica.names[i]!r} was changed after its exchange had begun. With "
                     "overlap=True call opt.synchronize() before you clip or look at gradients."
                 )
-        council = self._replica.confer(active=active)
-        if not council.active:
+        status = self._run.exchange_status(active=active)
+        if not status.active:
             return False
         while len(self._started) < len(self._buckets):
             self._start()
-        results = self._results(council)
+        results = self._results(status)
         self._reset()
-        self._run.skipping = self._run.skip_or_raise(council)
+        self._run.skipping = self._run.skip_or_raise(status)
         self._run.synchronized = True
         if not self._run.skipping:
-            self._run.counts["rounds"] += any(council.has)
+            self._run.counts["rounds"] += any(status.has)
             for bucket, flat in zip(self._buckets, results, strict=True):
-                self._take_over(bucket, flat, council)
+                self._take_over(bucket, flat, status)
         return True
 
-    def _results(self, council: Council) -> list[torch.Tensor]:
+    def _results(self, status: StepStatus) -> list[torch.Tensor]:
         """Return what all buckets come to. Collective over the communicator."""
         run = self._run
-        has = {name for name, somewhere in zip(self._replica.names, council.has, strict=True) if somewhere}
-        if has and council.bad is None:
+        has = {name for name, somewhere in zip(self._replica.names, status.has, strict=True) if somewhere}
+        if has and status.bad is None:
             return run.finish_buckets(self._started, has)
         # The buckets must come home all the same; a step that is not made leaves nothing behind.
         state, counts = deepcopy(run.local_state()), run.counts.copy()
@@ -157,10 +157,10 @@ class Overlap:
         run.counts = counts
         return results
 
-    def _take_over(self, bucket: list[int], flat: torch.Tensor, council: Council) -> None:
+    def _take_over(self, bucket: list[int], flat: torch.Tensor, status: StepStatus) -> None:
         parts = flat.split([self._replica.parameters[i].numel() for i in bucket])
         for i, part in zip(bucket, parts, strict=True):
-            if council.has[i]:
+            if status.has[i]:
                 gradient = self._replica.writable_gradient(i)
                 gradient.copy_(part.view(gradient.shape))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from functools import cache
 from typing import Any
 
 from hpctk.methods.earlier import Earlier
@@ -10,6 +12,22 @@ from hpctk.methods.method import Run
 from hpctk.methods.replica import Replica
 from hpctk.tally import Stats, Tally
 from hpctk.world import World
+
+log = logging.getLogger("hpctk")
+
+
+def note_one_rank(world: World) -> None:
+    """Say, once in a process, where a rank is alone that nothing is exchanged."""
+    if world.size == 1:
+        _say_alone()
+
+
+@cache
+def _say_alone() -> None:
+    log.warning(
+        "hpctk: one rank, so there is nothing to exchange. Start more with `mpirun -n 4 python -m mpi4py train.py`, "
+        "under torch.distributed with `torchrun --nproc-per-node 4 train.py`."
+    )
 
 
 class Participant:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from hpctk import handshake
 from hpctk.collectives.engine import engine_of
 from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError, SettingError
+from hpctk.grad_scaler import is_unscaled, let_step_take_scaler, tell, unscale
 from hpctk.horovod import tokens
 from hpctk.horovod.arrivals import Arrivals
 from hpctk.horovod.attachment import Attachment
@@ -30,6 +31,7 @@ from hpctk.horovod.kept_gradients import TokenReplica
 from hpctk.horovod.process_sets import communicator
 from hpctk.horovod.ready_made import ReadyMade
 from hpctk.horovod.sum_run import sum_run
+from hpctk.methods import drift
 from hpctk.methods.earlier import Earlier
 from hpctk.methods.evaluation import consensus_model
 from hpctk.methods.gradient_run import GradientRun
@@ -67,7 +69,10 @@ class Compression(Participant, ReadyMade):
     stats : path or StatsSettings, optional
         A folder in which every rank writes what it sends; HPCTK_STATS where not given.
     on_bad_gradient : {"raise", "skip"}
-        What all ranks do when a gradient is NaN or infinite on one of them; "skip" needs `attach`.
+        What all ranks do when a gradient is NaN or infinite on one of them; "skip" needs `attach`, and so does a
+        torch.amp.GradScaler, under which such steps are skipped on all ranks in any case.
+    check_every : int
+        Steps between two looks whether the replicas have drifted apart; 0 for never.
     """
 
     _replica: TokenReplica
@@ -82,6 +87,7 @@ class Compression(Participant, ReadyMade):
         schedule: str = "auto",
         stats: StatsLike = None,
         on_bad_gradient: str = "raise",
+        check_every: int = 100,
     ) -> None:
         self._hvd = horovod()
         self.method = Mean(method) if isinstance(method, Compressor) else method
@@ -98,9 +104,11 @@ class Compression(Participant, ReadyMade):
             check_method(self.method, model, schedule, on_bad_gradient, here)
             trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
             handshake.check_dtypes(trained)
+            drift.check_every(check_every)
             recorded = wanted(stats)
         items = [
             ("stats", recorded),
+            ("check_every", check_every),
             ("schedule", schedule),
             ("on_bad_gradient", on_bad_gradient),
             *self.method.settings().items(),
@@ -111,7 +119,7 @@ class Compression(Participant, ReadyMade):
         self._arrivals = Arrivals(trained)
         self._replica = TokenReplica(
             here, cast(torch.optim.Optimizer, None), list(trained), list(trained.values()), model,
-            schedule=schedule, on_bad_gradient=on_bad_gradient,
+            schedule=schedule, on_bad_gradient=on_bad_gradient, check_every=check_every,
         )  # fmt: skip
         self._tally = Tally(self._replica, self.method, recorded)
         self._tally.begin()
@@ -121,6 +129,8 @@ class Compression(Participant, ReadyMade):
         #: What the last exchange left for the step to do.
         self._skipping = False
         self._error: HpctkError | None = None
+        #: Whether the last step was not applied because a gradient was bad.
+        self._skipped = False
 
     def _end_round(self) -> None:
         """Let go of the gradients: Horovod has them all back."""
@@ -147,10 +157,42 @@ class Compression(Participant, ReadyMade):
             names = handshake.names(optimizer, replica.model, None)
         here.agree("Compression.attach", handshake.digest(optimizer, self.method, names, names, {}))
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
-        replica.names, replica.parameters = list(trained), list(trained.values())
+        replica.agreed_on(list(trained), list(trained.values()))
         self._attachment = Attachment(optimizer, self._act, lambda: self._arrivals.count)
+        step = optimizer.step
+
+        def scaled_step(closure: Any, scaler: Any) -> Any:
+            return step(closure) if scaler is None else self._scaled_step(optimizer, step, scaler)
+
+        let_step_take_scaler(optimizer, scaled_step)
         replica.base = cast(torch.optim.Optimizer, self._attachment.base)
         return optimizer
+
+    def _scaled_step(self, optimizer: Any, step: Any, scaler: Any) -> Any:
+        """Do one step under a GradScaler, which hears what all ranks have decided. Collective.
+
+        What Horovod has exchanged before the scaler looks at it is the same on all ranks, and so is what the scaler
+        finds; what it has found before is this rank's own affair, and the exchange tells the others.
+        """
+        replica = self._replica
+        replica.scaled = True
+        try:
+            if not is_unscaled(scaler, optimizer):
+                optimizer.synchronize()
+            synchronized = optimizer._synchronized
+            if not synchronized and any(p.grad is not None and p.grad.is_sparse for p in replica.parameters):
+                raise SettingError(
+                    "scaler.unscale_(opt) before opt.synchronize(): Horovod has copied sparse gradients as they were. "
+                    "Call opt.synchronize() first, and step inside opt.skip_synchronize()."
+                )
+            overflown = unscale(scaler, optimizer)
+            self._skipping |= overflown and synchronized and self.method.kind == "gradient"
+            with optimizer.skip_synchronize() if synchronized else nullcontext():
+                value = step()
+        finally:
+            replica.scaled = False
+        tell(scaler, optimizer, self._skipped)
+        return value
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
         """Keep a gradient; return the token that Horovod is to move, and the parameter's name. Local."""
@@ -232,9 +274,12 @@ class Compression(Participant, ReadyMade):
                 raise self._error
             try:
                 if self.method.kind == "gradient":
-                    return self._act_on_gradients()
+                    done = self._act_on_gradients()
+                    self._skipped = self._skipping
+                    return done
                 with self._tally.counting():
                     self._begun().step(None, None)
+                self._skipped = self._begun().skipped
                 return True
             finally:
                 self._end_step()

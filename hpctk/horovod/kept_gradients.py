@@ -36,9 +36,13 @@ class TokenReplica(Replica):
     def gradient(self, i: int) -> torch.Tensor | None:
         """Return a parameter's gradient, None where there is none; dense where it is sparse."""
         if self._exchanging:
-            return self.kept.get(self.names[i])
-        gradient = self.parameters[i].grad
-        return None if gradient is None else gradient.detach().to_dense()
+            gradient = self.kept.get(self.names[i])
+        else:
+            held = self.parameters[i].grad
+            gradient = None if held is None else held.detach().to_dense()
+        if gradient is not None:
+            self._check(i, gradient)
+        return gradient
 
     def writable_gradient(self, i: int) -> torch.Tensor:
         """Return a gradient that was kept, to be overwritten in place."""

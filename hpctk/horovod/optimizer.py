@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class _StateMaker(hpctk.optimizer.DistributedOptimizer):
     """What hvd.broadcast_optimizer_state sees of the optimizer: a step that makes the base optimizer's state."""
 
-    def step(self, closure: Closure | None = None, *, loss: Any = None) -> Any:
+    def step(self, closure: Closure | None = None, *, loss: Any = None, grad_scaler: Any = None) -> Any:
         """Let the base optimizer make its state on the zeros that Horovod put into .grad. Local.
 
         The parameters are put back: weight decay moves them even then, and not on ranks that have state already.
@@ -66,9 +66,9 @@ class DistributedOptimizer(_StateMaker):
         # How hvd.broadcast_optimizer_state tells optimizers whose step() is collective: it calls their parent's then.
         self.__module__ = "horovod.torch.optimizer"
 
-    def step(self, closure: Closure | None = None, *, loss: Any = None) -> Any:
+    def step(self, closure: Closure | None = None, *, loss: Any = None, grad_scaler: Any = None) -> Any:
         """Do one step, and return what the closure returns; see hpctk.DistributedOptimizer.step."""
-        return hpctk.optimizer.DistributedOptimizer.step(self, closure, loss=loss)
+        return hpctk.optimizer.DistributedOptimizer.step(self, closure, loss=loss, grad_scaler=grad_scaler)
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:

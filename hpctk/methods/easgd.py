@@ -12,6 +12,7 @@ optimizer's state stays where it is. The model to evaluate is xt.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -73,6 +74,10 @@ class EasgdRun(ModelRun):
     def consensus_parameters(self) -> list[torch.Tensor]:
         """Return the centre; not a copy."""
         return self.centre
+
+    def shared_state(self) -> Mapping[str, torch.Tensor]:
+        """Return the centre."""
+        return self.replica.named(self.centre)
 
     def local_state(self) -> dict[str, Any]:
         """Return the centre, and where in its period this rank is."""

@@ -21,6 +21,8 @@ def consensus_model(run: Run, counting: Callable[[], AbstractContextManager[None
     replica = run.replica
     kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
     with counting():
+        # Not every method exchanges anything here: ranks that are elsewhere are to hear of it all the same.
+        replica.world.barrier("consensus()")
         target = run.consensus_parameters()
         averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
         dense_mean(replica.world, averaged, replica.schedule, "buffers")

@@ -10,7 +10,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hpctk.methods.method import Closure, Run, evaluate
-from hpctk.methods.replica import Council, Replica
+from hpctk.methods.replica import Replica
+from hpctk.methods.step_status import StepStatus
 
 
 class GradientRun(Run):
@@ -48,11 +49,11 @@ class GradientRun(Run):
         """Take part in a step without gradients of one's own."""
         for parameter in self.replica.parameters:
             parameter.grad = None
-        council = self.replica.confer(active=False)
-        if council.active:
-            self._settle(council)
+        status = self.exchange_status(active=False)
+        if status.active:
+            self._settle(status)
             self.finish_step()
-        return council.active
+        return status.active
 
     def ahead(self) -> None:
         """Exchange the gradients before the step, unless that was done. Collective over the communicator.
@@ -84,17 +85,17 @@ class GradientRun(Run):
         if self.bring_home is not None:
             self.bring_home()
         else:
-            self._settle(self.replica.confer())
+            self._settle(self.exchange_status())
 
-    def _settle(self, council: Council) -> None:
-        self.skipping = self.skip_or_raise(council)
+    def _settle(self, status: StepStatus) -> None:
+        self.skipping = self.skip_or_raise(status)
         if not self.skipping:
-            self._exchange_all(council)
+            self._exchange_all(status)
         self.synchronized = True
 
-    def _exchange_all(self, council: Council) -> None:
+    def _exchange_all(self, status: StepStatus) -> None:
         replica = self.replica
-        held = {replica.names[i]: replica.writable_gradient(i) for i, has in enumerate(council.has) if has}
+        held = {replica.names[i]: replica.writable_gradient(i) for i, has in enumerate(status.has) if has}
         if held:
             self.exchange_in_place(held)
 
@@ -113,6 +114,7 @@ class GradientRun(Run):
 
     def finish_step(self) -> None:
         """Apply the exchanged gradients, unless the step is skipped."""
+        self.skipped = self.skipping
         if not self.skipping:
             self.apply()
         self.forget()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -154,6 +154,7 @@ class GrawaRun(ModelRun):
         # In asynchronous mode tickets say when a round is due, never the number of own steps.
         super().__init__(replica, sys.maxsize if settings.asynchronous else settings.period)
         self._settings = settings
+        self.lockstep = settings.lockstep
         self.tickets = Tickets(replica.world, settings.period) if settings.asynchronous else None
         self.centre = replica.copies()
         self.weights: Any = None
@@ -254,6 +255,10 @@ class GrawaRun(ModelRun):
             self.counts["rounds_without_weight"] += 1
         centre = self.replica.named(self.centre)
         dense_sum(self.replica.world, centre, self.replica.schedule, "parameters")
+
+    def shared_state(self) -> Mapping[str, torch.Tensor]:
+        """Return the centre."""
+        return self.replica.named(self.centre)
 
     def local_state(self) -> dict[str, Any]:
         """Return the memory of the norms, the centre, where in its period this rank is, and the time used."""

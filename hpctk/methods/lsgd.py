@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -123,6 +124,10 @@ class LsgdRun(ModelRun):
         losses = [float(loss) for loss in self._losses]
         mean = sum(losses) / len(losses) if losses else math.inf
         return mean if math.isfinite(mean) else math.inf
+
+    def shared_state(self) -> Mapping[str, torch.Tensor]:
+        """Return the centre."""
+        return self.replica.named(self.centre)
 
     def local_state(self) -> dict[str, Any]:
         """Return the last losses, the leader's model, and where in its period this rank is."""

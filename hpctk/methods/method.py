@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -24,7 +24,8 @@ import torch
 from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError
 from hpctk.methods.earlier import Earlier
-from hpctk.methods.replica import Council, Replica
+from hpctk.methods.replica import Gradients, Replica
+from hpctk.methods.step_status import StepStatus
 
 Closure = Callable[[], Any]
 
@@ -69,12 +70,15 @@ class Run(ABC):
         What happened so often: rounds, uploads, skips, skipped_steps, fallbacks.
     finished : bool
         Whether a time budget has run out; the same on all ranks.
+    skipped : bool
+        Whether the last step was not applied because a gradient was bad.
     """
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.counts: Counter[str] = Counter()
         self.finished = False
+        self.skipped = False
 
     @abstractmethod
     def step(self, closure: Closure | None, loss: float | None) -> Any:
@@ -111,17 +115,27 @@ class Run(ABC):
         state: dict[str, Any] = earlier.first()
         return state
 
-    def skip_or_raise(self, council: Council) -> bool:
+    def shared_state(self) -> Mapping[str, torch.Tensor]:
+        """Return what all ranks hold alike between steps, by name: the parameters, unless a method says otherwise."""
+        return self.replica.named(self.replica.values)
+
+    def exchange_status(
+        self, *, active: bool = True, gradients: Callable[[], Gradients] | None = None
+    ) -> StepStatus:
+        """Learn what all ranks have: gradients, bad ones, data. Collective over the communicator."""
+        return self.replica.exchange_status(self.shared_state, active=active, gradients=gradients)
+
+    def skip_or_raise(self, status: StepStatus) -> bool:
         """Return whether all ranks skip this step because a gradient is bad; raise where that was asked for."""
-        if council.bad is None:
+        if status.bad is None:
             return False
         # Not applied in either case.
         self.counts["skipped_steps"] += 1
-        if self.replica.on_bad_gradient == "raise":
-            rank, name = council.bad
+        if self.replica.on_bad_gradient == "raise" and not self.replica.scaled:
+            rank, name = status.bad
             raise HpctkError(
                 f"rank {rank}: the gradient of {name!r} is NaN or infinite. It was not applied; "
-                "on_bad_gradient='skip' would skip such steps on all ranks and count them."
+                "on_bad_gradient='skip' would skip such steps on all ranks and count them, as a GradScaler wants it."
             )
         return True
 

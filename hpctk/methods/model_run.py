@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.methods.earlier import Earlier
 from hpctk.methods.method import Closure, Run, evaluate
 from hpctk.methods.replica import Replica
+from hpctk.methods.step_status import LocalStatus
 
 
 class ModelRun(Run):
@@ -25,6 +27,9 @@ class ModelRun(Run):
     period : int
         Local steps between rounds.
     """
+
+    #: Whether all ranks do as many steps between two rounds, so that their schedules of rates agree.
+    lockstep = True
 
     def __init__(self, replica: Replica, period: int) -> None:
         super().__init__(replica)
@@ -55,7 +60,7 @@ class ModelRun(Run):
             self.local_step()
         elif self.bad is None:
             self.bad = bad
-        self.last_step_was_bad = bad is not None
+        self.last_step_was_bad = self.skipped = bad is not None
         self.after_local_step()
         self.since_round += 1
         if self.since_round >= self.period:
@@ -71,13 +76,21 @@ class ModelRun(Run):
 
     def round(self, *, active: bool = True) -> bool:
         """Do a round; return whether any rank has data left. Collective over the communicator."""
-        council = self.replica.meet(self.bad, active=active)
+        groups = self.replica.groups if self.lockstep else []
+        mine = LocalStatus((), self.bad, active)
+        status = self.replica.status.exchange(
+            mine, groups, self.shared_state, self.period, operation="opening a round"
+        )
         self.bad = None
         self.since_round = 0
-        self.skip_or_raise(council)
+        self.skip_or_raise(status)
         self.average()
         self.counts["rounds"] += 1
-        return council.active
+        return status.active
+
+    def shared_state(self) -> Mapping[str, torch.Tensor]:
+        """Return nothing: between rounds every worker has a model of its own."""
+        return {}
 
     def mean_parameters(self) -> list[torch.Tensor]:
         """Return the mean of all ranks' parameters, as new tensors. Collective over the communicator."""

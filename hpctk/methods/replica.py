@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,32 +12,12 @@ import torch
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.compressors import finite
 from hpctk.errors import HpctkError, TensorError
+from hpctk.methods import drift
+from hpctk.methods.step_status import LocalStatus, Shared, StatusExchange, StepStatus, prepared
 from hpctk.world import World
 
 #: One of each parameter, None where there is none.
 Gradients = Sequence[torch.Tensor | None]
-
-#: No gradient is bad.
-NONE = 2**62
-
-
-@dataclass(frozen=True)
-class Council:
-    """What the ranks found out about a step, the same on all.
-
-    Attributes
-    ----------
-    has : tuple of bool
-        Which parameters have a gradient on some rank.
-    bad : (int, str) or None
-        The first rank whose gradient is NaN or infinite, and the parameter.
-    active : bool
-        Whether any rank still has data.
-    """
-
-    has: tuple[bool, ...]
-    bad: tuple[int, str] | None
-    active: bool
 
 
 @dataclass
@@ -60,8 +39,14 @@ class Replica:
         Of dense all-reduces.
     on_bad_gradient : str
         "raise" or "skip".
+    check_every : int
+        Steps between two looks whether the replicas have drifted apart; 0 for never.
     leader : int or None
         The lowest rank that had data in the last step, where another had none.
+    status : StatusExchange
+        The messages that open its steps.
+    scaled : bool
+        Whether a GradScaler asked for this step: what overflows is its affair, never an error.
     """
 
     world: World
@@ -72,12 +57,31 @@ class Replica:
     frozen: dict[str, torch.nn.Parameter] = field(default_factory=dict)
     schedule: str = "auto"
     on_bad_gradient: str = "raise"
+    check_every: int = 100
     leader: int | None = None
+    status: StatusExchange = field(init=False)
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        self.agreed_on(self.names, self.parameters)
+
+    def agreed_on(self, names: list[str], parameters: list[torch.nn.Parameter]) -> None:
+        """Train these parameters, on whose names, shapes and dtypes all ranks have agreed."""
+        self.names, self.parameters = names, parameters
+        self._dtype = parameters[0].dtype
+        self._shapes = [parameter.shape for parameter in parameters]
+        layout = [(n, f"{p.dtype} {tuple(p.shape)}") for n, p in zip(names, parameters, strict=True)]
+        self.status = StatusExchange(self.world, names, layout, self.check_every)
 
     @property
     def lr(self) -> float:
         """The learning rate of the first group, now."""
         return float(self.base.param_groups[0]["lr"])
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The base optimizer's groups; none where nobody knows it yet."""
+        return [] if self.base is None else self.base.param_groups
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -104,12 +108,22 @@ class Replica:
         gradient = self.parameters[i].grad
         if gradient is None:
             return None
+        self._check(i, gradient)
         if gradient.layout != torch.strided:
             raise TensorError(
                 f"the gradient of {self.names[i]!r} is {gradient.layout}: hpctk exchanges dense gradients; make the "
                 "embedding with sparse=False"
             )
         return gradient.detach()
+
+    def _check(self, i: int, gradient: torch.Tensor) -> None:
+        """Raise TensorError unless a gradient is what the ranks have agreed on: others would be sent as many bytes."""
+        if gradient.dtype is not self._dtype or gradient.shape != self._shapes[i]:
+            raise TensorError(
+                f"the gradient of {self.names[i]!r} is {gradient.dtype} {tuple(gradient.shape)}, but all ranks have "
+                f"agreed on {self._dtype} {tuple(self._shapes[i])}. Convert the model (model.double(), model.half()) "
+                "before the optimizer is made, or make a new one on every rank."
+            )
 
     def writable_gradient(self, i: int) -> torch.Tensor:
         """Return a parameter's gradient to be overwritten in place: zeros where there is none yet."""
@@ -128,27 +142,32 @@ class Replica:
                 return i
         return None
 
-    def confer(self, *, active: bool = True, gradients: Gradients | None = None) -> Council:
-        """Learn what all ranks have: gradients (those in `.grad` where none are given), bad ones, data.
+    def exchange_status(
+        self, shared: Shared, *, active: bool = True, gradients: Callable[[], Gradients] | None = None
+    ) -> StepStatus:
+        """Learn what all ranks have: gradients, bad ones, data. Changes nothing.
 
         Collective over the communicator: one small all-reduce, a second one in steps in which some ranks
         have gradients that others lack.
+
+        Parameters
+        ----------
+        shared : callable
+            Returns what all ranks hold alike, by name.
+        active : bool
+            Whether this rank has data.
+        gradients : callable, optional
+            Returns the gradients; those in `.grad` where not given.
         """
-        gradients = self.gradients() if gradients is None else gradients
-        has = [gradient is not None for gradient in gradients]
-        # 62 bits: the number and its negative both fit, and are both least only if all are equal.
-        digest = int.from_bytes(hashlib.blake2b(bytes(has), digest_size=8).digest(), "big") >> 2
-        here = self.world
-        mine = here.rank if active else here.size
-        least = here.minimum(
-            [digest, -digest, self._bad_code(self.first_bad(gradients)), mine, int(active)], "opening a step"
-        )
-        if least[0] != -least[1]:
-            lacking = here.minimum([int(not one) for one in has], "opening a step")
-            has = [not one for one in lacking]
-        if least[3] < here.size:
-            self.leader = None if least[4] else least[3]
-        return Council(tuple(has), self._decoded(least[2]), least[3] < here.size)
+
+        def find() -> LocalStatus:
+            held = self.gradients() if gradients is None else gradients()
+            return LocalStatus([gradient is not None for gradient in held], self.first_bad(held), active)
+
+        status = self.status.exchange(prepared(find), self.groups, shared)
+        if status.active:
+            self.leader = status.leader
+        return status
 
     def follow(self, leader: int) -> None:
         """Give one rank's parameters, and its base optimizer's state and groups, to everyone.
@@ -160,25 +179,11 @@ class Replica:
         tensors = [x for one in kept for x in one.values() if isinstance(x, torch.Tensor)]
         self.world.agree("what the base optimizer keeps", [(str(x.dtype), tuple(x.shape)) for x in tensors])
         broadcast_in_place(self.world, [*self.values, *tensors], leader)
-        numbers = json.dumps([_numbers(one) for one in kept]).encode()
+        numbers = json.dumps([drift.numbers(one) for one in kept]).encode()
         theirs = json.loads(self.world.broadcast_bytes(numbers, leader, "sharing the rates"))
         if self.world.rank != leader:
             for mine, given in zip(kept, theirs, strict=True):
                 mine |= {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
-
-    def meet(self, bad: int | None, *, active: bool = True) -> Council:
-        """Learn at a round of a model method whether a gradient was bad, and who has data. Collective."""
-        least = self.world.minimum([self._bad_code(bad), int(not active)], "opening a round")
-        return Council((), self._decoded(least[0]), not least[1])
-
-    def _bad_code(self, bad: int | None) -> int:
-        return NONE if bad is None else self.world.rank * len(self.names) + bad
-
-    def _decoded(self, code: int) -> tuple[int, str] | None:
-        if code == NONE:
-            return None
-        rank, i = divmod(code, len(self.names))
-        return rank, self.names[i]
 
     def load(self, values: Sequence[torch.Tensor]) -> None:
         """Overwrite the parameters, in place."""
@@ -191,12 +196,6 @@ class Replica:
     def copies(self) -> list[torch.Tensor]:
         """Return copies of the parameters, contiguous."""
         return [value.clone(memory_format=torch.contiguous_format) for value in self.values]
-
-
-def _numbers(items: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers, and tuples of numbers, of a group or of a parameter's state."""
-    parts = {key: x if isinstance(x, tuple) else (x,) for key, x in items.items()}
-    return {key: items[key] for key in items if all(isinstance(x, int | float) for x in parts[key])}
 
 
 def restore(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], what: str) -> None:

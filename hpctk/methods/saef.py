@@ -19,6 +19,7 @@ Sign on both sides); each average of residuals moves them dense.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -147,6 +148,10 @@ class SaefRun(UpdateRun):
         """Return x."""
         x = self._named_x()
         return None if self.t == 0 else [x[name] for name in self.replica.names]
+
+    def shared_state(self) -> Mapping[str, torch.Tensor]:
+        """Return x; the parameters before the first step."""
+        return super().shared_state() if self.t == 0 else self._named_x()
 
     def local_state(self) -> dict[str, Any]:
         """Return x, the residuals of this rank and of the server, what the compressors remember, and t."""

@@ -12,7 +12,8 @@ import torch
 from hpctk import buffers
 from hpctk.kernels import updates
 from hpctk.methods.method import Closure, Run, evaluate
-from hpctk.methods.replica import Council, Replica
+from hpctk.methods.replica import Replica
+from hpctk.methods.step_status import StepStatus
 
 
 class Row:
@@ -55,20 +56,21 @@ class UpdateRun(Run):
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration on the gradient that is there, or that the closure makes."""
         value = evaluate(closure)
-        self._settle(self.replica.confer(), active=True)
+        self._settle(self.exchange_status(), active=True)
         return value
 
     def idle(self) -> bool:
         """Take part in an iteration without a gradient of one's own."""
         for parameter in self.replica.parameters:
             parameter.grad = None
-        council = self.replica.confer(active=False)
-        if council.active:
-            self._settle(council, active=False)
-        return council.active
+        status = self.exchange_status(active=False)
+        if status.active:
+            self._settle(status, active=False)
+        return status.active
 
-    def _settle(self, council: Council, *, active: bool) -> None:
-        if not self.skip_or_raise(council):
+    def _settle(self, status: StepStatus, *, active: bool) -> None:
+        self.skipped = self.skip_or_raise(status)
+        if not self.skipped:
             self.exchange(active=active)
             self.t += 1
 

@@ -1,6 +1,7 @@
 """Making a DistributedOptimizer: wrong arguments, handshake and broadcast; and evaluation by consensus()."""
 
 import copy
+import importlib
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from methods_driver import assert_same_bits
 from training import assert_alike, loss_of, net, sgd, train, values, wrapped
 
 import hpctk
-from hpctk.errors import HpctkError, MismatchError, PeerError
+from hpctk.errors import HpctkError, MismatchError, SettingError, TensorError
 
 
 def same_error(world, kind, make):
@@ -69,13 +70,14 @@ WRONG = {
         net(), hpctk.LocalSGD(), overlap=True
     ),
     "on_bad_gradient='ignore': allowed are raise, skip": lambda: wrapped(net(), on_bad_gradient="ignore"),
+    "check_every=-1: need": lambda: wrapped(net(), check_every=-1),
     "schedule='rnig': known are": lambda: wrapped(net(), schedule="rnig"),
 }
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_arguments(world, text):
-    said = same_error(world, PeerError, WRONG[text])
+    said = same_error(world, TensorError if text.startswith("parameters of") else SettingError, WRONG[text])
     assert text in said
     assert "rank 0" in said
 
@@ -83,9 +85,9 @@ def test_wrong_arguments(world, text):
 def test_wrong_on_one_rank_only(world):
     last = world.size - 1
     said = same_error(
-        world, PeerError, lambda: wrapped(net(), on_bad_gradient="no" if world.rank == last else "skip")
+        world, SettingError, lambda: wrapped(net(), on_bad_gradient="no" if world.rank == last else "skip")
     )
-    assert f"rank {last}: SettingError: on_bad_gradient='no'" in said
+    assert f"rank {last}: on_bad_gradient='no'" in said
 
 
 def wider(model):
@@ -381,3 +383,20 @@ def test_consensus_inside_join_is_refused(world):
         pass
     with opt.consensus():
         pass
+
+
+def test_a_model_in_ddp_is_refused(world, process_group):
+    model = torch.nn.parallel.DistributedDataParallel(net(), process_group=process_group)
+    said = same_error(world, SettingError, lambda: wrapped(model))
+    assert "every byte that the method saves would be sent before" in said
+    assert "hpctk.ddp.attach" in said
+
+
+def test_one_rank_alone_says_so_once(world, comm, caplog, monkeypatch):
+    participant = importlib.import_module("hpctk.participant")
+    participant._say_alone.cache_clear()
+    for _ in range(2):
+        wrapped(net())
+    notes = [record.getMessage() for record in caplog.records if record.name == "hpctk"]
+    assert len(notes) == (1 if world.size == 1 else 0)
+    assert all("mpirun -n 4" in note and "torchrun" in note for note in notes)

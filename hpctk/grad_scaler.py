@@ -1,0 +1,55 @@
+"""torch.amp.GradScaler, kept in step on all ranks. All that is asked of its insides is asked here.
+
+A scaler looks for infinities on its own rank, and lowers its scale there alone: ranks then train with different scales,
+or one of them makes no step while the others wait for it. An optimizer whose class says `_step_supports_amp_scaling`
+is asked to step in any case, and is given the scaler where its step() takes `grad_scaler`: so a step unscales, lets all
+ranks decide together, and tells the scaler what they have decided.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+# torch would rather hand over two tensors, through which nothing can be told to the scaler.
+warnings.filterwarnings(
+    "ignore", message="GradScaler is going to stop passing itself", category=FutureWarning
+)
+
+
+def is_unscaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether scaler.unscale_(optimizer) was called in this step. Local."""
+    return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
+
+
+def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
+    """Unscale the gradients in place, unless that was done; return whether one was not finite. Local."""
+    if not is_unscaled(scaler, optimizer):
+        scaler.unscale_(optimizer)
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return any(bool(one) for one in found.values())
+
+
+def tell(scaler: Any, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
+    """Let the scaler hear what all ranks have decided; the same on all, whatever it has found itself. Local."""
+    found = torch.full((), float(skipped), dtype=torch.float32, device=scaler._scale.device)
+    scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {found.device: found}
+
+
+def let_step_take_scaler(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:
+    """Let `step(closure, grad_scaler)` stand for the step() of an optimizer that somebody else has made."""
+
+    def stepped(self: Any, closure: Any = None, *, grad_scaler: Any = None) -> Any:
+        return step(closure, grad_scaler)
+
+    # Schedulers leave a mark on the step that they have wrapped.
+    stepped.__dict__.update(getattr(optimizer.step, "__dict__", {}))
+    stepped.__dict__.pop("__wrapped__", None)
+    target: Any = optimizer
+    target._step_supports_amp_scaling = True
+    target.step = types.MethodType(stepped, optimizer)

@@ -1,0 +1,41 @@
+"""torch.amp.GradScaler under Horovod: all ranks skip the same steps and keep the same scale."""
+
+import pytest
+from horovod_ways import stock
+from scaled_training import METHODS, RECIPES, STEPS, assert_in_step, scaled_model
+
+import hpctk
+import hpctk.horovod
+
+
+def shared_by(method, source):
+    if not method.startswith("SAEF"):
+        return None
+    return lambda: [x.numpy() for x in source.local_state_dict()["x"].values()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_compression(world, hvd, recipe, method):
+    model, base = scaled_model()
+    model, opt, compression = stock(
+        hvd,
+        METHODS[method](),
+        model=model,
+        base=base,
+        attach=True,
+        of_compression={"on_bad_gradient": "skip"},
+    )
+    shared = shared_by(method, compression)
+    _, skipped = assert_in_step(world, model, opt, RECIPES[recipe], STEPS, shared=shared)
+    assert compression.stats.counts["skipped_steps"] == skipped
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_own_optimizer(world, hvd, recipe, method):
+    if recipe == "synchronize" and method == "SAEF":
+        pytest.skip("synchronize() is for gradient methods")
+    model, base = scaled_model()
+    opt = hpctk.horovod.DistributedOptimizer(base, METHODS[method](), model=model, on_bad_gradient="skip")
+    assert_in_step(world, model, opt, RECIPES[recipe], STEPS, shared=shared_by(method, opt))

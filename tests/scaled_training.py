@@ -1,0 +1,79 @@
+"""Training under a GradScaler by the loops that people write, with infinities on random ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import torch
+from training import loss_of, net, sgd, values
+
+import hpctk
+
+CLIP = 0.5
+#: Of each training; HPCTK_STEPS asks for more.
+STEPS = int(os.environ.get("HPCTK_STEPS", "40"))
+
+
+def plain(scaler, opt, model) -> None:
+    """Step and update, nothing between."""
+    scaler.step(opt)
+    scaler.update()
+
+
+def clipped(scaler, opt, model) -> None:
+    """Unscale, clip, step."""
+    scaler.unscale_(opt)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    scaler.step(opt)
+    scaler.update()
+
+
+def synchronized(scaler, opt, model) -> None:
+    """Do as Horovod's documentation says."""
+    opt.synchronize()
+    scaler.unscale_(opt)
+    with opt.skip_synchronize() if hasattr(opt, "skip_synchronize") else torch.enable_grad():
+        scaler.step(opt)
+    scaler.update()
+
+
+RECIPES = {"plain": plain, "unscale_ and clip": clipped, "synchronize": synchronized}
+METHODS = {
+    "Mean": hpctk.Mean,
+    "Mean of TopK": lambda: hpctk.Mean(hpctk.TopK(0.5)),
+    "AdaCons": hpctk.AdaCons,
+    "SAEF": lambda: hpctk.SAEF(hpctk.TopK(0.5)),
+}
+
+
+def scaled_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a float32 model and its base optimizer."""
+    model = net(dtype=torch.float32)
+    return model, sgd(model.parameters())
+
+
+def assert_in_step(world, model, opt, recipe, steps, *, shared=None, forward=None) -> tuple[float, int]:
+    """Train; after every step scales and what all ranks share are equal. Return the last scale and the skipped steps.
+
+    `shared` returns what is shared where that is not the model; `forward` is called in the place of the model.
+    """
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
+    draws = random.Random(7)
+    skipped = 0
+    for t in range(steps):
+        opt.zero_grad()
+        scaler.scale(loss_of(model if forward is None else forward, world.rank, t)).backward()
+        # The same draws on all ranks: who overflows, and in which tensor.
+        unlucky = {rank for rank in range(world.size) if draws.random() < 0.15}
+        which = draws.randrange(4)
+        if world.rank in unlucky:
+            list(model.parameters())[which].grad.view(-1)[0] = float("inf") if which % 2 else float("nan")
+        recipe(scaler, opt, model)
+        skipped += bool(unlucky)
+        held = values(model) if shared is None else shared()
+        text = b"".join(x.tobytes() for x in held).hex()
+        world.agree(f"step {t}", [("scale", scaler.get_scale()), ("bits", text)])
+        assert all((abs(x) < 1e6).all() for x in held)
+    assert 0 < skipped < steps
+    return scaler.get_scale(), skipped
