@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpctk import environment, gpu, launcher, postmortem
+from hpctk import environment, forked, gpu, launcher, postmortem
 from hpctk.buffers import Door
 from hpctk.errors import PeerError, SettingError
 from hpctk.rollcall import NAP_S, WATCHED, RollCall, Vigil
@@ -227,6 +227,7 @@ def world(comm: MPI.Intracomm | None = None) -> MpiWorld:
     comm = MPI.COMM_WORLD if comm is None else comm
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
+        forked.guard()
         atexit.register(_leave_all)
     kept = comm.Get_attr(_keyval)
     if isinstance(kept, MpiWorld):
@@ -244,7 +245,7 @@ def _on_free(comm: MPI.Comm, keyval: int, kept: MpiWorld) -> None:
 
 
 def _leave_all() -> None:
-    if MPI.Is_initialized() and not MPI.Is_finalized():
+    if not forked.is_child() and MPI.Is_initialized() and not MPI.Is_finalized():
         for kept in _worlds:
             kept.leave()
     _worlds.clear()

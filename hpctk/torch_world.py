@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from hpctk import environment, postmortem
+from hpctk import environment, forked, postmortem
 from hpctk.buffers import Door
 from hpctk.errors import PeerError, SettingError
 from hpctk.gpu import GpuAware
@@ -289,5 +289,6 @@ def world(group: dist.ProcessGroup) -> TorchWorld:
     if kept is None:
         if dist.get_rank(group) < 0:
             raise SettingError("comm: this process is no member of the process group")
+        forked.guard()
         kept = _worlds[group] = TorchWorld(group)
     return kept
