@@ -81,11 +81,11 @@ class MpiWorld(World):
 
     def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
         """Wait for MPI requests; raise PeerError that names `operation` and the missing rank at the deadline."""
-        self._roll_call.wait(requests, operation, peers)
+        self._roll_call.wait(requests, self.wait_name(operation), peers)
 
     def vigil(self, operation: str) -> Vigil:
         """Return what to do between two looks at requests that are polled elsewhere."""
-        return self._roll_call.vigil(operation)
+        return self._roll_call.vigil(self.wait_name(operation))
 
     def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""

@@ -167,6 +167,7 @@ class TorchWorld(World):
 
     def lost(self, operation: str, peers: Iterable[int], error: Exception | None = None) -> PeerError:
         """Return the error for a wait in vain: for a lost connection, or at the deadline."""
+        operation = self.wait_name(operation)
         who, named = f"rank {self.rank} of {self.size}", list(peers)
         broken = error is not None and not _timed_out(error)
         dead = self._dead(LEAVE_S if broken else 0.0)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hpctk.agreement import Agreement
@@ -63,6 +64,21 @@ class World(Agreement):
     own: OwnAllreduce
     background: list[Callable[[], bool]]
     attached: dict[type, Any]
+    #: What the user has called that is made of several operations, "" where that is none.
+    _called: str = ""
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Let waits inside be named after what the user called, in errors here and on other ranks. Local."""
+        outer, self._called = self._called, self._called or name
+        try:
+            yield
+        finally:
+            self._called = outer
+
+    def wait_name(self, operation: str) -> str:
+        """Return how a wait is named: after what the user called, with the operation in it."""
+        return f"{self._called} ({operation})" if self._called else operation
 
     @property
     @abstractmethod

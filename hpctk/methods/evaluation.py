@@ -20,7 +20,7 @@ def consensus_model(run: Run, counting: Callable[[], AbstractContextManager[None
     """
     replica = run.replica
     kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
-    with counting():
+    with counting(), replica.world.calling("consensus"):
         target = run.consensus_parameters()
         averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
         dense_mean(replica.world, averaged, replica.schedule, "buffers")
