@@ -28,6 +28,7 @@ from mpi4py import MPI
 from hpctk import environment, forked, gpu, launcher, postmortem
 from hpctk.buffers import Door
 from hpctk.errors import PeerError, SettingError
+from hpctk.one_thread import OneThread
 from hpctk.rollcall import NAP_S, WATCHED, RollCall, Vigil
 from hpctk.transport.mpi import MpiTransport
 from hpctk.transport.mpi_allreduce import MpiAllreduce
@@ -50,6 +51,7 @@ class MpiWorld(World):
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.one_thread = OneThread()
         self.name = comm.Get_name() or f"{self.size} ranks"
         self.library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         self._neighbours: dict[int, postmortem.Process] = {}
@@ -90,21 +92,24 @@ class MpiWorld(World):
     def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
         least = np.array(values, np.int64)
-        request = self.control.Iallreduce(MPI.IN_PLACE, [least, MPI.INT64_T], MPI.MIN)
-        self.wait([request], operation)
+        with self.one_thread:
+            request = self.control.Iallreduce(MPI.IN_PLACE, [least, MPI.INT64_T], MPI.MIN)
+            self.wait([request], operation)
         return [int(value) for value in least]
 
     def _broadcast_bytes(self, data: bytes, root: int, operation: str) -> bytes:
         """Return root's `data` on every rank. Collective over the communicator."""
         length = np.array([len(data)], np.int64)
-        self.wait([self.control.Ibcast([length, MPI.INT64_T], root)], operation, [root])
-        text = bytearray(data) if self.rank == root else bytearray(int(length[0]))
-        self.wait([self.control.Ibcast([text, MPI.BYTE], root)], operation, [root])
+        with self.one_thread:
+            self.wait([self.control.Ibcast([length, MPI.INT64_T], root)], operation, [root])
+            text = bytearray(data) if self.rank == root else bytearray(int(length[0]))
+            self.wait([self.control.Ibcast([text, MPI.BYTE], root)], operation, [root])
         return bytes(text)
 
     def barrier(self, operation: str = "barrier") -> None:
         """Return once every rank is here. Collective over the communicator."""
-        self.wait([self.control.Ibarrier()], operation)
+        with self.one_thread:
+            self.wait([self.control.Ibarrier()], operation)
 
     def transport(self) -> MpiTransport:
         """Return what moves bytes between these ranks."""
@@ -213,6 +218,8 @@ def absent(comm: MPI.Intracomm) -> list[int]:
 
 _worlds: list[MpiWorld] = []
 _keyval: int | None = None
+#: By the handle of a communicator whose World is being made.
+_making: dict[int, OneThread] = {}
 
 
 def world(comm: MPI.Intracomm | None = None) -> MpiWorld:
@@ -232,8 +239,12 @@ def world(comm: MPI.Intracomm | None = None) -> MpiWorld:
     kept = comm.Get_attr(_keyval)
     if isinstance(kept, MpiWorld):
         return kept
-    made = MpiWorld(comm)
-    comm.Set_attr(_keyval, made)
+    with _making.setdefault(comm.handle, OneThread()):
+        try:
+            made = MpiWorld(comm)
+            comm.Set_attr(_keyval, made)
+        finally:
+            del _making[comm.handle]
     _worlds.append(made)
     return made
 

@@ -29,6 +29,7 @@ from hpctk import environment, forked, postmortem
 from hpctk.buffers import Door
 from hpctk.errors import PeerError, SettingError
 from hpctk.gpu import GpuAware
+from hpctk.one_thread import OneThread
 from hpctk.transport.torch_allreduce import TorchAllreduce
 from hpctk.transport.torch_distributed import TorchTransport
 from hpctk.world import World
@@ -52,6 +53,7 @@ class TorchWorld(World):
 
     def __init__(self, theirs: dist.ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(theirs), dist.get_world_size(theirs)
+        self.one_thread = OneThread("torch.distributed.new_group()")
         self.name = "WORLD" if theirs is dist.group.WORLD else f"group {theirs.group_name}"
         self.library = f"torch.distributed {torch.__version__}, gloo"
         self._timeout_s = environment.readable_timeout_s()
@@ -126,11 +128,12 @@ class TorchWorld(World):
     def _do(self, operation: str, start: Callable[[], Any], peers: Iterable[int] = ()) -> None:
         if self.size == 1:
             return
-        try:
-            work = start()
-        except RuntimeError as error:
-            raise self.lost(operation, peers, error) from error
-        self.wait(work, operation, peers)
+        with self.one_thread:
+            try:
+                work = start()
+            except RuntimeError as error:
+                raise self.lost(operation, peers, error) from error
+            self.wait(work, operation, peers)
 
     def wait(self, work: Any, operation: str, peers: Iterable[int] = ()) -> None:
         """Wait for a collective of torch.distributed; raise PeerError that names `operation` at the deadline."""

@@ -20,6 +20,7 @@ from hpctk.agreement import Agreement
 from hpctk.buffers import Door
 from hpctk.errors import SettingError
 from hpctk.gpu import GpuAware
+from hpctk.one_thread import OneThread
 from hpctk.transport import OwnAllreduce, Transport
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class World(Agreement):
         Brings tensors to where messages may lie.
     own : OwnAllreduce
         The library's own all-reduce, as one more schedule.
+    one_thread : OneThread
+        Held by whoever communicates.
     background : list of callable
         Called while a rank waits for anything; each returns whether it got something done.
     attached : dict
@@ -62,6 +65,7 @@ class World(Agreement):
     gpu: GpuAware
     door: Door
     own: OwnAllreduce
+    one_thread: OneThread
     background: list[Callable[[], bool]]
     attached: dict[type, Any]
     #: What the user has called that is made of several operations, "" where that is none.

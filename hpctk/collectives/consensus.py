@@ -64,7 +64,7 @@ def consensus(
     """
     here = world(comm)
     settings = [("momentum", momentum), ("scale", scale), ("layerwise", layerwise)]
-    with here.calling("consensus"):
+    with here.one_thread, here.calling("consensus"):
         here.agree("consensus", [*settings, *describe(tensors)])
         consensus_weights.check(momentum, scale)
         flat, edges = fuse(tensors)
