@@ -98,10 +98,20 @@ def sparse_allreduce(
     """
     here = world(comm)
     kind = getattr(values, "dtype", type(values).__name__)
+    valueless = [buffers.is_uninitialised(x) or bool(getattr(x, "is_meta", False)) for x in (indices, values)]
     with here.one_thread:
         here.agree(
-            "sparse_allreduce", [("dtype", kind), ("size", size), ("keep", keep), ("schedule", schedule)]
+            "sparse_allreduce",
+            [
+                ("dtype", kind),
+                ("size", size),
+                ("keep", keep),
+                ("schedule", schedule),
+                ("without values", valueless),
+            ],
         )
+        for given in (indices, values):
+            buffers.check_values(given)
         _check_settings(size, keep, schedule)
         with here.shared_errors("sparse_allreduce"):
             own, own_values, order = _own_pairs(indices, values, size)
