@@ -1,15 +1,51 @@
-"""What the benchmarks that run as MPI jobs share: gloo, the network's rate, interleaved medians."""
+"""What the benchmarks share: options, the form of their JSON; for MPI jobs gloo, the network's rate, medians in turn.
+
+Every benchmark writes the same JSON: an array with a row for each contender, which has at least a `name` and the
+`seconds` that it took, the median where there were several. tests/crash/test_benchmarks.py runs each of them, small.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
 import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from statistics import median
 
-import torch.distributed as dist
+
+def parser(repeats: int = 5, *, only: bool = False) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has."""
+    made = argparse.ArgumentParser()
+    made.add_argument("--repeats", type=int, default=repeats, help=f"medians over so many [{repeats}]")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write a row for each contender to FILE")
+    if only:
+        made.add_argument("--only", metavar="NAMES", help="names of contenders, with commas")
+    return made
+
+
+def write(target: Path | None, rows: Sequence[dict]) -> None:
+    """Write the rows of a benchmark as JSON, where a file was asked for."""
+    if target is None:
+        return
+    for row in rows:
+        if not isinstance(row["name"], str) or not math.isfinite(row["seconds"]):
+            raise ValueError(f"a row of a benchmark needs a name and seconds: {row}")
+    target.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def calibrated(here, measured: bool) -> None:
+    """Choose by a calibration that is measured now, or else by the one in use. Collective."""
+    from hpctk.collectives import auto
+    from hpctk.collectives.calibrate import calibrate
+
+    if measured:
+        auto.use(here, calibrate(here, reporter(here)))
 
 
 def bits_per_second(rate: str) -> float | None:
@@ -26,6 +62,8 @@ def where(here) -> str:
 
 def start_gloo(here):
     """Join a gloo process group over the job's own network. Collective."""
+    import torch.distributed as dist
+
     head = os.environ.get("HPCTK_CLUSTER_HEAD", "127.0.0.1")
     port = here.run_on_root("choosing a port", free_port)
     dist.init_process_group("gloo", init_method=f"tcp://{head}:{port}", rank=here.rank, world_size=here.size)

@@ -11,12 +11,9 @@ HOROVOD_CYCLE_TIME says otherwise: there is no core to spare for it here.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import _rig
 import torch
@@ -122,11 +119,8 @@ def horovod():
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = _rig.parser(only=True)
     parser.add_argument("--elements", type=float, default=25e6)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", help="names of contenders, with commas")
     options = parser.parse_args()
     here = world()
     torch.set_num_threads(1)
@@ -157,8 +151,7 @@ def main() -> None:
         print(f"one step of {int(options.elements)} float32, {here.size} ranks, {_rig.where(here)}, {cycle}")
         rows = [[e["name"], seconds_text(e["seconds"]), f"{e['ratio']:.2f}"] for e in entries]
         print(table(["way in", "step", f"x {REFERENCE}"], rows))
-        if options.json:
-            options.json.write_text(json.dumps(entries, indent=2) + "\n")
+        _rig.write(options.json, entries)
     here.barrier("the end of the benchmark")
 
 

@@ -5,13 +5,10 @@ Start it with `./launch/bench allreduce`; it runs as an MPI job on the emulated 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 import _rig
 import numpy as np
@@ -23,7 +20,6 @@ from hpctk.buffers import DTYPES
 from hpctk.cli.table import bytes_text, seconds_text, table
 from hpctk.collectives import auto
 from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.calibrate import calibrate
 from hpctk.collectives.consensus import aggregate_in_place
 from hpctk.collectives.consensus_weights import ConsensusState
 from hpctk.schedules import build
@@ -108,17 +104,17 @@ def contenders(here, nbytes):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = _rig.parser(only=True)
     parser.add_argument("--bytes", type=float, default=24e6)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", help="names of contenders, with commas")
+    parser.add_argument(
+        "--no-calibration", action="store_true", help="choose by the calibration in use, measure none first"
+    )
     options = parser.parse_args()
     nbytes = int(options.bytes) // 4 * 4
     here = world()
     torch.set_num_threads(1)
 
-    auto.use(here, calibrate(here, _rig.reporter(here)))
+    _rig.calibrated(here, measured=not options.no_calibration)
     _rig.start_gloo(here)
     runs, data = contenders(here, nbytes)
     # Values must not overflow over many sums; the mean of equal values stays what it is.
@@ -160,8 +156,7 @@ def show(here, seconds, nbytes, target):
         for e in entries
     ]
     print(table(["contender", "median", "times the limit", "priced / measured"], rows), flush=True)
-    if target:
-        target.write_text(json.dumps(entries, indent=2) + "\n")
+    _rig.write(target, entries)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ Start it with `./launch/bench checkpoint --hosts 0 --ranks 2`.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import tempfile
@@ -22,12 +20,9 @@ from hpctk.world import world
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = _rig.parser()
     parser.add_argument("--elements", type=float, default=25e6)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=None, help="where to write [a temporary folder]")
-    parser.add_argument("--json", type=Path, default=None)
-    parser.add_argument("--bytes", help=argparse.SUPPRESS)
     options = parser.parse_args()
 
     here = world()
@@ -62,9 +57,19 @@ def main() -> None:
         shown = [[name, seconds_text(times[name]), f"{ratios[name]:.2f}"] for name in runs]
         print(f"{rows * 1000} parameters, {here.size} ranks, {bytes_text(nbytes)} each")
         print(table(["what", "seconds", "over plain"], shown))
-        if options.json:
-            document = {"ranks": here.size, "bytes": nbytes, "seconds": times, "ratio": ratios}
-            options.json.write_text(json.dumps(document, indent=2) + "\n")
+        _rig.write(
+            options.json,
+            [
+                {
+                    "name": name,
+                    "seconds": times[name],
+                    "ratio": ratios[name],
+                    "ranks": here.size,
+                    "bytes": nbytes,
+                }
+                for name in runs
+            ],
+        )
 
 
 if __name__ == "__main__":

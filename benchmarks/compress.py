@@ -10,16 +10,14 @@ Start it with `./launch/bench compress`; it is a single process without MPI.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isqrt
-from pathlib import Path
 from statistics import median
 
+import _rig
 import torch
 
 from hpctk.cli.table import bytes_text, seconds_text, table
@@ -155,25 +153,16 @@ def show(rows):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="what compressing a tensor costs")
+    parser = _rig.parser(only=True)
     parser.add_argument("--elements", type=float, default=25e6)
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", help="names of contenders, with commas")
     options = parser.parse_args()
     n = int(options.elements)
     if n < 1 or options.repeats < 1 or options.threads < 1:
         sys.exit("bench: --elements, --repeats and --threads: at least 1")
     torch.set_num_threads(options.threads)
-    found = contenders(n, options.density, options.threads)
-    if options.only:
-        wanted = options.only.split(",")
-        unknown = set(wanted) - set(found)
-        if unknown:
-            sys.exit(f"bench: no contender {', '.join(sorted(unknown))}; there are {', '.join(found)}")
-        found = {name: one for name, one in found.items() if name in wanted}
+    found = _rig.only(contenders(n, options.density, options.threads), options.only)
     for repeat in range(options.repeats + 1):
         doing = f"repeat {repeat} of {options.repeats}" if repeat else "warming up"
         print(f"bench: {doing}", file=sys.stderr, flush=True)
@@ -182,8 +171,7 @@ def main() -> None:
     rows = entries(found, n)
     print(f"{n} elements of float32, density {options.density:g}, {options.threads} threads")
     show(rows)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    _rig.write(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ over the step's time.
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import tempfile
 import time
@@ -30,21 +28,19 @@ from hpctk.tasks.recipes import recipes
 from hpctk.tasks.train import Job
 from hpctk.world import world
 
-CALLS = 20_000
 #: In `digits` at two ranks every second call is a flag, and the others have two messages each way: one on average.
 MESSAGES = 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--json", type=Path, default=None)
+    parser = _rig.parser(repeats=7)
+    parser.add_argument("--epochs", type=int, default=2, help="of digits [2]")
+    parser.add_argument("--calls", type=int, default=20_000, help="that are told of in a repeat [20000]")
     options = parser.parse_args()
     here = world()
     home = Path(here.run_on_root("making a folder", tempfile.mkdtemp))
     try:
-        costs = call_costs(here, home, options.repeats)
+        costs = call_costs(here, home, options.repeats, options.calls)
         steps = step_times(here, home, options.repeats, options.epochs)
     finally:
         here.barrier()
@@ -54,17 +50,17 @@ def main() -> None:
         show(costs, *steps, options.json)
 
 
-def call_costs(here, home, repeats):
+def call_costs(here, home, repeats, calls):
     """Return seconds per call, of the slowest rank: of telling the counters, and what files add to that."""
     engine = engine_of(here)
     # Of the size that keeps flushing to where it happens in real runs: by time, and when memory is used up.
-    settings = StatsSettings(home / "calls", events=CALLS * (repeats + 1))
+    settings = StatsSettings(home / "calls", events=calls * (repeats + 1))
     path = home / f"calls-{here.rank}.h5"
     recording = Recording(path, settings, here.size, "bench", {"rank": here.rank, "size": here.size}, {})
     counter, peer = Counter(), (here.rank + 1) % here.size
 
     def tell(traffic) -> None:
-        for _ in range(CALLS):
+        for _ in range(calls):
             call = engine.opened_array("allreduce", "ring", 1000, 4, own=1000)
             for one in traffic:
                 for _ in range(MESSAGES):
@@ -96,7 +92,7 @@ def call_costs(here, home, repeats):
     # Neighbours in time are compared: a machine's speed may change from one second to the next.
     pairs = zip(seconds["recorder:on"], seconds["recorder:off"], strict=True)
     added = median(on - off for on, off in pairs)
-    mine = {"recorder:off": median(seconds["recorder:off"]) / CALLS, "recorder:on": added / CALLS}
+    mine = {"recorder:off": median(seconds["recorder:off"]) / calls, "recorder:on": added / calls}
     return {name: -here.minimum([-round(1e12 * one)], "bench")[0] / 1e12 for name, one in mine.items()}
 
 
@@ -126,23 +122,24 @@ def step_times(here, home, repeats, epochs):
 
 
 def show(costs, steps, calls, target) -> None:
-    document = {
-        name: {
+    entries = [
+        {
+            "name": name,
+            "seconds": costs[name],
             "call_us": 1e6 * costs[name],
             "share": calls * costs[name] / steps[name],
             "step_us": 1e6 * steps[name],
             "calls_per_step": calls,
         }
         for name in costs
-    }
+    ]
     rows = [
-        [name, f"{one['call_us']:.2f}", f"{100 * one['share']:.2f} %", f"{one['step_us']:.0f}"]
-        for name, one in document.items()
+        [e["name"], f"{e['call_us']:.2f}", f"{100 * e['share']:.2f} %", f"{e['step_us']:.0f}"]
+        for e in entries
     ]
     print("recorder:off is what telling the counters costs; recorder:on what files add to that")
     print(table(["what", "us per call", "of a step", "us per step"], rows))
-    if target:
-        target.write_text(json.dumps(document, indent=2) + "\n")
+    _rig.write(target, entries)
 
 
 if __name__ == "__main__":

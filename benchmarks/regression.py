@@ -11,10 +11,11 @@ largest beside.
 from __future__ import annotations
 
 import argparse
-import json
+import time
 from pathlib import Path
 from statistics import median
 
+import _rig
 import numpy as np
 import torch
 
@@ -22,7 +23,7 @@ from hpctk.cli.progress import Progress
 from hpctk.cli.table import table
 from hpctk.collectives.consensus_weights import EPS, ConsensusState, weights
 
-WEIGHTS, UPDATES, MICRO_BATCHES, MOMENTUM = 1000, 500, 2, 0.99
+WEIGHTS, MICRO_BATCHES, MOMENTUM = 1000, 2, 0.99
 
 #: Final losses in the authors' README, by batch and workers; of the plain mean by batch only.
 PUBLISHED = {
@@ -66,12 +67,12 @@ def expected_loss(w):
     return 0.5 * (float(w.square().sum()) / 12 + float(w.sum()) ** 2 / 4)
 
 
-def run(method, workers, batch, seed):
+def run(method, workers, batch, seed, updates):
     """Return the expected loss after all updates."""
     generator = torch.Generator().manual_seed(seed)
     w = torch.rand(WEIGHTS, generator=generator, dtype=torch.float64) * 10 - 5
     state = ConsensusState()
-    for _ in range(UPDATES):
+    for _ in range(updates):
         out = METHODS[method](gradients(generator, w, workers, batch), state)
         length = float(out @ out)
         if length > 0:
@@ -86,6 +87,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=5, help="runs of each kind [5]")
     parser.add_argument("--workers", default="8,32", help="numbers of workers [8,32]")
     parser.add_argument("--batches", default="128,2048", help="global batches [128,2048]")
+    parser.add_argument("--updates", type=int, default=500, help="as published: 500 [500]")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all losses to FILE")
     options = parser.parse_args()
     cases = [
@@ -96,19 +98,22 @@ def main():
     ]
     bar, rows, everything = Progress("regression"), [], []
     for done, (batch, workers, method) in enumerate(cases):
-        losses = []
+        losses, seconds = [], []
         for seed in range(1, options.seeds + 1):
-            losses.append(run(method, workers, batch, seed))
+            began = time.perf_counter()
+            losses.append(run(method, workers, batch, seed, options.updates))
+            seconds.append(time.perf_counter() - began)
             bar.step(
                 done * options.seeds + seed, len(cases) * options.seeds, f"{method} N={workers} B={batch}"
             )
-        everything.append({"batch": batch, "workers": workers, "method": method, "losses": losses})
+        case = {"batch": batch, "workers": workers, "method": method, "losses": losses}
+        name = f"{method}, N={workers}, B={batch}"
+        everything.append({"name": name, "seconds": median(seconds), **case})
         published = PUBLISHED.get((method, batch, workers)) or PUBLISHED.get((method, batch), "-")
         shown = [f"{value:.3g}" for value in (median(losses), min(losses), max(losses))]
         rows.append([method, str(batch), str(workers), *shown, published])
     print(table(["method", "B", "N", "median loss", "least", "most", "published"], rows))
-    if options.json is not None:
-        options.json.write_text(json.dumps(everything, indent=2) + "\n")
+    _rig.write(options.json, everything)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ ranks, write the sum into a dense tensor.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-from pathlib import Path
 
 import _rig
 import numpy as np
@@ -18,8 +15,6 @@ import torch
 import torch.distributed as dist
 
 from hpctk.cli.table import bytes_text, seconds_text, table
-from hpctk.collectives import auto
-from hpctk.collectives.calibrate import calibrate
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.sparse_allreduce import Choices, reduce_pairs
 from hpctk.compressors.sparse import wire_bytes
@@ -78,19 +73,19 @@ class Job:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = _rig.parser(only=True)
     parser.add_argument("--elements", type=float, default=25e6)
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", help="names of contenders, with commas")
+    parser.add_argument(
+        "--no-calibration", action="store_true", help="choose by the calibration in use, measure none first"
+    )
     options = parser.parse_args()
     n = int(options.elements)
     k = max(1, int(options.density * n))
     here = world()
     # Ranks share the machine's cores.
     torch.set_num_threads(1)
-    auto.use(here, calibrate(here, _rig.reporter(here)))
+    _rig.calibrated(here, measured=not options.no_calibration)
     _rig.start_gloo(here)
     job = Job(here, n, k)
     runs = {
@@ -159,8 +154,7 @@ def show(here, job, seconds, sent, target):
         "sent / (4 B k)",
     ]
     print(table(columns, rows), flush=True)
-    if target:
-        target.write_text(json.dumps(entries, indent=2) + "\n")
+    _rig.write(target, entries)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ here (tests/stats_files.py). Each contender runs in a process of its own, whose 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+
+import _rig
 
 from hpctk.cli import COMMANDS
 from hpctk.cli.table import bytes_text, seconds_text, table
@@ -34,12 +34,10 @@ LOAD = "import sys, hpctk.stats as s; s.load(sys.argv[1], ('steps', 'summary', '
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = _rig.parser(repeats=3)
     parser.add_argument("--size", type=int, default=1000, help="ranks that never were")
     parser.add_argument("--steps", type=int, default=500, help="steps of each; two calls in every one")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="where to write [a temporary folder]")
-    parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -69,30 +67,32 @@ def main() -> None:
                 seconds[name].append(spent)
                 memory[name].append(peak)
 
-    results = {
-        name: {
+    results = [
+        {
+            "name": name,
             "seconds": median(seconds[name]),
             "memory_bytes": max(memory[name]),
             "limit_s": LIMITS_S.get(name),
+            "ranks": options.size,
+            "steps": options.steps,
+            "bytes": nbytes,
         }
         for name in runs
-    }
+    ]
     print(
         f"{options.size} ranks, {options.steps} steps, {bytes_text(nbytes)}; memory at most {bytes_text(LIMIT_BYTES)}"
     )
     rows = [
         [
-            name,
+            one["name"],
             seconds_text(one["seconds"]),
             f"{one['limit_s']} s" if one["limit_s"] else "",
             bytes_text(one["memory_bytes"]),
         ]
-        for name, one in results.items()
+        for one in results
     ]
     print(table(["what", "seconds", "at most", "peak memory"], rows))
-    if options.json:
-        document = {"ranks": options.size, "steps": options.steps, "bytes": nbytes, "results": results}
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+    _rig.write(options.json, results)
 
 
 def measured(command: list[str]) -> tuple[float, int]:

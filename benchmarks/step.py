@@ -6,11 +6,7 @@ hpctk itself costs: fusing, copying, looking for bad gradients.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 
 import _rig
@@ -18,12 +14,8 @@ import torch
 
 import hpctk
 from hpctk.cli.table import seconds_text, table
-from hpctk.collectives.elements import InPlace
-from hpctk.collectives.engine import Engine
-from hpctk.compressors import Sign, TopK
-from hpctk.compressors.compressor import Compressor
-from hpctk.methods import error_feedback
-from hpctk.world import World, world
+from hpctk.collectives.engine import counted, engine_of
+from hpctk.world import world
 
 METHODS = {
     "Mean": lambda: hpctk.Mean(),
@@ -37,49 +29,41 @@ METHODS = {
     "CELGC": lambda: hpctk.CELGC(clip=0.1, period=1),
 }
 
-#: What is timed, and what it counts as. Only the outermost of nested calls counts.
-TIMED = [
-    (torch.optim.SGD, "step", "base"),
-    (TopK, "select", "compression"),
-    (TopK, "feed", "compression"),
-    (Compressor, "feed", "compression"),
-    (Compressor, "compress", "compression"),
-    (Compressor, "decompress", "compression"),
-    (Sign, "decompress", "compression"),
-    (error_feedback.sign, "add", "compression"),
-    (Engine, "complete", "communication"),
-    (InPlace, "finish", "communication"),
-    (World, "wait", "communication"),
-]
+KINDS = ("base", "compression", "communication")
 
 
 class Clock:
-    """Seconds by kind, of the outermost timed calls."""
+    """Seconds of a step by kind, as the base optimizer's hooks and the calls of collectives tell them."""
 
-    def __init__(self):
-        self.seconds = {"base": 0.0, "compression": 0.0, "communication": 0.0}
-        self.inside = False
+    #: As recorders have them: counts no messages, hears of every call.
+    traffic, flags = None, True
 
-    @contextmanager
-    def running(self, kind):
-        if self.inside:
-            yield
-            return
-        self.inside, began = True, time.perf_counter()
-        try:
-            yield
-        finally:
-            self.inside = False
-            self.seconds[kind] += time.perf_counter() - began
+    def __init__(self, here, base):
+        self._here, self._began = here, 0.0
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+        base.register_step_pre_hook(lambda *_: self._begin())
+        base.register_step_post_hook(lambda *_: self._end())
 
-    def watch(self, owner, name, kind):
-        original = getattr(owner, name)
+    def _begin(self):
+        self._began = time.perf_counter()
 
-        def timed(*arguments, **settings):
-            with self.running(kind):
-                return original(*arguments, **settings)
+    def _end(self):
+        self.seconds["base"] += time.perf_counter() - self._began
 
-        setattr(owner, name, timed)
+    def record(self, call):
+        """Take a collective call."""
+        self.seconds["compression"] += call.compressing_s + call.decompressing_s
+
+    def measured(self, work):
+        """Return the seconds of some work: all, and by kind."""
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+        engine = engine_of(self._here)
+        exposed, began = engine.exposed_s, time.perf_counter()
+        with counted(self._here, self):
+            work()
+        total = time.perf_counter() - began
+        self.seconds["communication"] = engine.exposed_s - exposed
+        return {"seconds": total, **self.seconds, "rest": total - sum(self.seconds.values())}
 
 
 def model(n):
@@ -91,42 +75,37 @@ def model(n):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = _rig.parser(only=True)
     parser.add_argument("--elements", type=float, default=25e6)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", help="names of methods, with commas")
     options = parser.parse_args()
     here = world()
     torch.set_num_threads(1)
-    clock = Clock()
-    for entry in TIMED:
-        clock.watch(*entry)
-    entries = []
-    for name, make in _rig.only(METHODS, options.only).items():
-        entries.append(measure(here, clock, name, make, int(options.elements), options.repeats))
+    entries = [
+        measure(here, name, make, int(options.elements), options.repeats)
+        for name, make in _rig.only(METHODS, options.only).items()
+    ]
     if here.rank == 0:
         rows = [
             [
                 e["name"],
                 seconds_text(e["seconds"]),
-                *(seconds_text(e[kind]) for kind in ("base", "compression", "communication", "rest")),
+                *(seconds_text(e[kind]) for kind in (*KINDS, "rest")),
                 f"{e['rest'] / e['seconds']:.0%}",
             ]
             for e in entries
         ]
         print(f"one step on {int(options.elements)} float32, {here.size} ranks, {_rig.where(here)}")
-        print(table(["method", "step", "base", "compression", "communication", "rest", "rest"], rows))
-        if options.json:
-            options.json.write_text(json.dumps(entries, indent=2) + "\n")
+        print(table(["method", "step", *KINDS, "rest", "rest"], rows))
+        _rig.write(options.json, entries)
     here.barrier("the end of the benchmark")
 
 
-def measure(here, clock, name, make, n, repeats):
+def measure(here, name, make, n, repeats):
     _rig.reporter(here)(name)
     parameters = model(n)
     gradients = [torch.randn(p.shape, generator=torch.Generator().manual_seed(here.rank)) for p in parameters]
     base = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+    clock = Clock(here, base)
     named = [(f"p{i}", p) for i, p in enumerate(parameters)]
     opt = hpctk.DistributedOptimizer(base, make(), named_parameters=named)
 
@@ -139,16 +118,8 @@ def measure(here, clock, name, make, n, repeats):
     samples = []
     for _ in range(repeats + 2):
         closure()
-        kept = [parameter.grad for parameter in parameters]
         here.barrier("bench")
-        clock.seconds = dict.fromkeys(clock.seconds, 0.0)
-        began = time.perf_counter()
-        if name == "SASG":
-            opt.step(lambda kept=kept: 0.0)
-        else:
-            opt.step()
-        total = time.perf_counter() - began
-        samples.append({"seconds": total, **clock.seconds, "rest": total - sum(clock.seconds.values())})
+        samples.append(clock.measured((lambda: opt.step(lambda: 0.0)) if name == "SASG" else opt.step))
     # The first steps make room and compile.
     samples = samples[2:]
     return {"name": name, **{key: median(sample[key] for sample in samples) for key in samples[0]}}

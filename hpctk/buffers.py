@@ -23,6 +23,12 @@ from hpctk.errors import TensorError
 
 #: The most elements one MPI call may carry: MPI before 4.0 counts in a C int. Tests lower it.
 COUNT_LIMIT = 2**31 - 1
+#: What is wrong with tensors that are only promised, and what to do.
+NO_VALUES = (
+    "is on the meta device and has no values: materialise the model with model.to_empty(device=...) and initialise it "
+    "first"
+)
+UNINITIALISED = "belongs to a lazy module that has not seen an input yet: run one forward pass first"
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ def dtype_of(tensor: Any) -> Dtype:
 def describe(tensor: Any) -> list[tuple[str, object]]:
     """Return what all ranks must agree on before a tensor travels. Never raises: a list has a type too."""
     kind = type(tensor).__name__
+    if is_uninitialised(tensor):
+        # It has neither a shape nor a layout.
+        return [("shape", "none"), ("dtype", tensor.dtype), ("kind", "uninitialised")]
     if is_torch(tensor):
         kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
     shape = tuple(getattr(tensor, "shape", ()))
@@ -109,6 +118,22 @@ def is_torch(tensor: Any) -> bool:
     return torch is not None and isinstance(tensor, torch.Tensor)
 
 
+def is_uninitialised(tensor: Any) -> bool:
+    """Return whether `tensor` is a parameter or buffer of torch's that has no shape yet."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(tensor) is torch.Tensor:
+        return False
+    return bool(torch.nn.parameter.is_lazy(tensor))
+
+
+def check_values(tensor: Any) -> None:
+    """Raise TensorError for a tensor that has no values: on the meta device, or of a lazy module."""
+    if is_uninitialised(tensor):
+        raise TensorError(f"the tensor {UNINITIALISED}")
+    if is_torch(tensor) and tensor.is_meta:
+        raise TensorError(f"the tensor {NO_VALUES}")
+
+
 def on_device(tensor: Any) -> bool:
     """Return whether the memory is a device's: torch says so, or it wears __cuda_array_interface__."""
     if isinstance(tensor, np.ndarray):
@@ -124,7 +149,8 @@ def on_device(tensor: Any) -> bool:
 
 
 def native(tensor: Any) -> Any:
-    """Return `tensor` as a torch tensor or numpy array over the same memory."""
+    """Return `tensor` as a torch tensor or numpy array over the same memory. TensorError where it has no values."""
+    check_values(tensor)
     if is_torch(tensor) or isinstance(tensor, np.ndarray):
         return tensor
     if not hasattr(tensor, "__dlpack__"):
@@ -146,8 +172,8 @@ def flatten(tensor: Any) -> Any:
 def _flatten_torch(tensor: Any) -> Any:
     import torch
 
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout)
         raise TensorError(f"cannot send a {kind} tensor: convert it to a dense one first (.to_dense())")
     # Conjugated and negated views say so in a flag only: write the values out.
     plain = tensor.detach().resolve_conj().resolve_neg()

@@ -42,7 +42,7 @@ class Driver:
         while not self._stopping.is_set():
             try:
                 with self.lock:
-                    moved = self._engine.progress()
+                    moved = self._engine.one_thread.drive(self._engine.progress)
             except HpctkError:
                 # Whoever waits for the collective is told: a message that has failed stays first in its plan.
                 return

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hpctk import buffers
 from hpctk.errors import SettingError, TensorError
 from hpctk.methods.method import Method
 
@@ -79,12 +80,24 @@ def check_dtypes(parameters: Mapping[str, torch.Tensor]) -> None:
         raise SettingError("no parameter of the optimizer requires a gradient")
 
 
+def check_values(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise where a parameter or buffer has no values: TensorError on the meta device, SettingError of a lazy module.
+
+    Only when all ranks have agreed that it has none: see `digest`.
+    """
+    for name, tensor in tensors.items():
+        if buffers.is_uninitialised(tensor):
+            raise SettingError(f"{name} {buffers.UNINITIALISED}")
+        if tensor.is_meta:
+            raise TensorError(f"{name} {buffers.NO_VALUES}")
+
+
 def digest(
     optimizer: torch.optim.Optimizer,
     method: Method,
     optimized: dict[str, torch.nn.Parameter],
     parameters: dict[str, torch.nn.Parameter],
-    buffers: dict[str, torch.Tensor],
+    model_buffers: dict[str, torch.Tensor],
 ) -> list[tuple[str, object]]:
     """Return what all ranks must agree on."""
     items: list[tuple[str, object]] = list(method.settings().items())
@@ -97,7 +110,10 @@ def digest(
         for number, group in enumerate(optimizer.param_groups)
         for place, parameter in enumerate(group["params"])
     }
-    for name, tensor in (*parameters.items(), *buffers.items()):
+    for name, tensor in (*parameters.items(), *model_buffers.items()):
         trained = " trained" if name in optimized and tensor.requires_grad else ""
-        items.append((name, f"{tensor.dtype} {tuple(tensor.shape)}{trained}{places.get(id(tensor), '')}"))
+        shape = "uninitialised" if buffers.is_uninitialised(tensor) else tuple(tensor.shape)
+        valueless = " on the meta device, without values" if tensor.is_meta else ""
+        place = places.get(id(tensor), "")
+        items.append((name, f"{tensor.dtype} {shape}{valueless}{trained}{place}"))
     return items

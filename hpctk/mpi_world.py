@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hpctk import environment, gpu, launcher, postmortem
+from hpctk import environment, forked, gpu, launcher, postmortem
 from hpctk.buffers import Door
 from hpctk.errors import PeerError, SettingError
+from hpctk.one_thread import OneThread
 from hpctk.rollcall import NAP_S, WATCHED, RollCall, Vigil
 from hpctk.transport.mpi import MpiTransport
 from hpctk.transport.mpi_allreduce import MpiAllreduce
@@ -50,6 +51,7 @@ class MpiWorld(World):
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.one_thread = OneThread()
         self.name = comm.Get_name() or f"{self.size} ranks"
         self.library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         self._neighbours: dict[int, postmortem.Process] = {}
@@ -81,22 +83,24 @@ class MpiWorld(World):
 
     def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
         """Wait for MPI requests; raise PeerError that names `operation` and the missing rank at the deadline."""
-        self._roll_call.wait(requests, operation, peers)
+        self._roll_call.wait(requests, self.wait_name(operation), peers)
 
     def vigil(self, operation: str) -> Vigil:
         """Return what to do between two looks at requests that are polled elsewhere."""
-        return self._roll_call.vigil(operation)
+        return self._roll_call.vigil(self.wait_name(operation))
 
     def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
         least = np.array(values, np.int64)
-        request = self.control.Iallreduce(MPI.IN_PLACE, [least, MPI.INT64_T], MPI.MIN)
-        self.wait([request], operation)
+        with self.one_thread:
+            request = self.control.Iallreduce(MPI.IN_PLACE, [least, MPI.INT64_T], MPI.MIN)
+            self.wait([request], operation)
         return [int(value) for value in least]
 
     def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
         """Overwrite `data` by root's. Collective over the communicator. In place."""
-        self.wait([self.control.Ibcast([data, MPI.BYTE], root)], operation, [root])
+        with self.one_thread:
+            self.wait([self.control.Ibcast([data, MPI.BYTE], root)], operation, [root])
 
     def barrier(self, operation: str = "barrier") -> None:
         """Return once every rank is here. Collective over the communicator."""
@@ -206,6 +210,8 @@ def absent(comm: MPI.Intracomm) -> list[int]:
 
 _worlds: list[MpiWorld] = []
 _keyval: int | None = None
+#: By the handle of a communicator whose World is being made.
+_making: dict[int, OneThread] = {}
 
 
 def world(comm: MPI.Intracomm | None = None) -> MpiWorld:
@@ -220,12 +226,17 @@ def world(comm: MPI.Intracomm | None = None) -> MpiWorld:
     comm = MPI.COMM_WORLD if comm is None else comm
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
+        forked.guard()
         atexit.register(_leave_all)
     kept = comm.Get_attr(_keyval)
     if isinstance(kept, MpiWorld):
         return kept
-    made = MpiWorld(comm)
-    comm.Set_attr(_keyval, made)
+    with _making.setdefault(comm.handle, OneThread()):
+        try:
+            made = MpiWorld(comm)
+            comm.Set_attr(_keyval, made)
+        finally:
+            del _making[comm.handle]
     _worlds.append(made)
     return made
 
@@ -237,7 +248,7 @@ def _on_free(comm: MPI.Comm, keyval: int, kept: MpiWorld) -> None:
 
 
 def _leave_all() -> None:
-    if MPI.Is_initialized() and not MPI.Is_finalized():
+    if not forked.is_child() and MPI.Is_initialized() and not MPI.Is_finalized():
         for kept in _worlds:
             kept.leave()
     _worlds.clear()

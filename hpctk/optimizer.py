@@ -113,6 +113,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             "DistributedOptimizer",
             [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)],
         )
+        handshake.check_values({**parameters, **buffers})
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
         frozen = {name: parameter for name, parameter in names.items() if name not in trained}
         self._replica = Replica(

@@ -18,6 +18,8 @@ import traceback
 from dataclasses import dataclass
 from types import TracebackType
 
+from hpctk import forked
+
 DUMP_SIGNAL = signal.SIGRTMIN + 7
 #: Seconds the stuck process has to print before the job is ended.
 DUMP_S = 0.5
@@ -66,7 +68,7 @@ def watch(rank: int, size: int) -> None:
     previous = sys.excepthook
 
     def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.stderr.write(f"hpctk: {_who} raised:\n")
+        sys.stderr.write(f"hpctk: {_this_process()} raised:\n")
         previous(kind, error, trace)
 
     sys.excepthook = report
@@ -74,8 +76,12 @@ def watch(rank: int, size: int) -> None:
 
 def report_exit(leaving: SystemExit) -> None:
     """Show where a rank called sys.exit with an error, which Python itself does not."""
-    sys.stderr.write(f"hpctk: {_who or 'this process'} left with sys.exit:\n")
+    sys.stderr.write(f"hpctk: {_this_process()} left with sys.exit:\n")
     traceback.print_exception(leaving)
+
+
+def _this_process() -> str:
+    return f"a process forked off {_who}" if forked.is_child() and _who else _who or "this process"
 
 
 def show_stuck(processes: dict[int, Process]) -> None:

@@ -25,10 +25,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from hpctk import environment, postmortem
+from hpctk import environment, forked, postmortem
 from hpctk.buffers import Door
 from hpctk.errors import PeerError, SettingError
 from hpctk.gpu import GpuAware
+from hpctk.one_thread import OneThread
 from hpctk.transport.torch_allreduce import TorchAllreduce
 from hpctk.transport.torch_distributed import TorchTransport
 from hpctk.world import World
@@ -52,6 +53,7 @@ class TorchWorld(World):
 
     def __init__(self, theirs: dist.ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(theirs), dist.get_world_size(theirs)
+        self.one_thread = OneThread("torch.distributed.new_group()")
         self.name = "WORLD" if theirs is dist.group.WORLD else f"group {theirs.group_name}"
         self.library = f"torch.distributed {torch.__version__}, gloo"
         self._timeout_s = environment.readable_timeout_s()
@@ -120,11 +122,12 @@ class TorchWorld(World):
     def _do(self, operation: str, start: Callable[[], Any], peers: Iterable[int] = ()) -> None:
         if self.size == 1:
             return
-        try:
-            work = start()
-        except RuntimeError as error:
-            raise self.lost(operation, peers, error) from error
-        self.wait(work, operation, peers)
+        with self.one_thread:
+            try:
+                work = start()
+            except RuntimeError as error:
+                raise self.lost(operation, peers, error) from error
+            self.wait(work, operation, peers)
 
     def wait(self, work: Any, operation: str, peers: Iterable[int] = ()) -> None:
         """Wait for a collective of torch.distributed; raise PeerError that names `operation` at the deadline."""
@@ -161,6 +164,7 @@ class TorchWorld(World):
 
     def lost(self, operation: str, peers: Iterable[int], error: Exception | None = None) -> PeerError:
         """Return the error for a wait in vain: for a lost connection, or at the deadline."""
+        operation = self.wait_name(operation)
         who, named = f"rank {self.rank} of {self.size}", list(peers)
         broken = error is not None and not _timed_out(error)
         dead = self._dead(LEAVE_S if broken else 0.0)
@@ -283,5 +287,6 @@ def world(group: dist.ProcessGroup) -> TorchWorld:
     if kept is None:
         if dist.get_rank(group) < 0:
             raise SettingError("comm: this process is no member of the process group")
+        forked.guard()
         kept = _worlds[group] = TorchWorld(group)
     return kept

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hpctk.agreement import Agreement
 from hpctk.buffers import Door
 from hpctk.errors import SettingError
 from hpctk.gpu import GpuAware
+from hpctk.one_thread import OneThread
 from hpctk.transport import OwnAllreduce, Transport
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ class World(Agreement):
         Brings tensors to where messages may lie.
     own : OwnAllreduce
         The library's own all-reduce, as one more schedule.
+    one_thread : OneThread
+        Held by whoever communicates.
     background : list of callable
         Called while a rank waits for anything; each returns whether it got something done.
     attached : dict
@@ -61,8 +65,24 @@ class World(Agreement):
     gpu: GpuAware
     door: Door
     own: OwnAllreduce
+    one_thread: OneThread
     background: list[Callable[[], bool]]
     attached: dict[type, Any]
+    #: What the user has called that is made of several operations, "" where that is none.
+    _called: str = ""
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Let waits inside be named after what the user called, in errors here and on other ranks. Local."""
+        outer, self._called = self._called, self._called or name
+        try:
+            yield
+        finally:
+            self._called = outer
+
+    def wait_name(self, operation: str) -> str:
+        """Return how a wait is named: after what the user called, with the operation in it."""
+        return f"{self._called} ({operation})" if self._called else operation
 
     @property
     @abstractmethod

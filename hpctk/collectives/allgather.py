@@ -37,20 +37,23 @@ def allgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) 
 def iallgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start an all-gather and return its Handle. Collective over the communicator."""
     here = world(comm)
-    here.agree("allgather", [*buffers.describe(tensor), ("schedule", schedule)])
-    tensor = buffers.native(tensor)
-    dtype = buffers.dtype_of(tensor)
-    buffers.flatten(tensor)  # refuses what cannot travel, such as sparse tensors
-    everyone = _stack(here, tensor)
-    flat = here.door.enter(everyone)
-    plan = auto.plan_for(here, "allgather", len(flat) * dtype.itemsize, schedule)
+    with here.one_thread:
+        here.agree("allgather", [*buffers.describe(tensor), ("schedule", schedule)])
+        tensor = buffers.native(tensor)
+        dtype = buffers.dtype_of(tensor)
+        buffers.flatten(tensor)  # refuses what cannot travel, such as sparse tensors
+        everyone = _stack(here, tensor)
+        flat = here.door.enter(everyone)
+        plan = auto.plan_for(here, "allgather", len(flat) * dtype.itemsize, schedule)
 
-    def finish() -> Any:
-        here.door.leave(everyone, flat)
-        return everyone
+        def finish() -> Any:
+            here.door.leave(everyone, flat)
+            return everyone
 
-    segment_bytes = auto.machine(here).segment_bytes
-    return engine_of(here).handle(plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes)
+        segment_bytes = auto.machine(here).segment_bytes
+        return engine_of(here).handle(
+            plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes
+        )
 
 
 def _stack(here: World, tensor: Any) -> Any:

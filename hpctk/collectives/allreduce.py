@@ -44,8 +44,10 @@ def allreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Co
     comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
-    here, result, dtype = prepared("allreduce", tensor, op, schedule, comm)
-    return reduce_in_place(here, result, dtype, op, schedule)
+    here = world(comm)
+    with here.one_thread:
+        result, dtype = prepared(here, "allreduce", tensor, op, schedule)
+        return reduce_in_place(here, result, dtype, op, schedule)
 
 
 def iallreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Handle:
@@ -54,22 +56,23 @@ def iallreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: C
     Collective over the communicator: all ranks start their collectives in the same order. They may
     wait for them in any order. The tensor may be changed at once.
     """
-    here, result, dtype = prepared("allreduce", tensor, op, schedule, comm)
-    return start_in_place(here, result, dtype, op, schedule)
+    here = world(comm)
+    with here.one_thread:
+        result, dtype = prepared(here, "allreduce", tensor, op, schedule)
+        return start_in_place(here, result, dtype, op, schedule)
 
 
-def prepared(what: str, tensor: Any, op: str, schedule: str, comm: Comm | None) -> tuple[World, Any, Dtype]:
+def prepared(here: World, what: str, tensor: Any, op: str, schedule: str) -> tuple[Any, Dtype]:
     """Make sure that all ranks mean the same reduction, and return a copy to be reduced in place.
 
     Collective over the communicator.
     """
-    here = world(comm)
     here.agree(what, [*buffers.describe(tensor), ("op", op), ("schedule", schedule)])
     tensor = buffers.native(tensor)
     if op not in OPERATIONS:
         raise SettingError(f"op={op!r}: known are {', '.join(OPERATIONS)}")
     dtype = buffers.summable(buffers.dtype_of(tensor), op)
-    return here, tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy(), dtype
+    return tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy(), dtype
 
 
 def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: str) -> Any:

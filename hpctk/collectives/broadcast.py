@@ -40,21 +40,24 @@ def broadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm 
 def ibroadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start a broadcast and return its Handle. Collective over the communicator."""
     here = world(comm)
-    here.agree("broadcast", [*buffers.describe(tensor), ("root", root), ("schedule", schedule)])
-    if not 0 <= root < here.size:
-        raise SettingError(f"root={root}: allowed are 0 to {here.size - 1}")
-    tensor = buffers.native(tensor)
-    dtype = buffers.dtype_of(tensor)
-    result = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
-    flat = here.door.enter(result)
-    plan = auto.plan_for(here, "broadcast", len(flat) * dtype.itemsize, schedule, root)
+    with here.one_thread:
+        here.agree("broadcast", [*buffers.describe(tensor), ("root", root), ("schedule", schedule)])
+        if not 0 <= root < here.size:
+            raise SettingError(f"root={root}: allowed are 0 to {here.size - 1}")
+        tensor = buffers.native(tensor)
+        dtype = buffers.dtype_of(tensor)
+        result = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
+        flat = here.door.enter(result)
+        plan = auto.plan_for(here, "broadcast", len(flat) * dtype.itemsize, schedule, root)
 
-    def finish() -> Any:
-        here.door.leave(result, flat)
-        return result
+        def finish() -> Any:
+            here.door.leave(result, flat)
+            return result
 
-    segment_bytes = auto.machine(here).segment_bytes
-    return engine_of(here).handle(plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes)
+        segment_bytes = auto.machine(here).segment_bytes
+        return engine_of(here).handle(
+            plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes
+        )
 
 
 def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int = 0) -> None:

@@ -64,13 +64,14 @@ def consensus(
     """
     here = world(comm)
     settings = [("momentum", momentum), ("scale", scale), ("layerwise", layerwise)]
-    here.agree("consensus", [*settings, *describe(tensors)])
-    consensus_weights.check(momentum, scale)
-    flat, edges = fuse(tensors)
-    groups = edges if layerwise else [0, len(flat)]
-    host = here.door.enter(flat, stage=True)
-    aggregate_in_place(here, host.numpy(), groups, state, momentum, scale)
-    here.door.leave(flat, host)
+    with here.one_thread, here.calling("consensus"):
+        here.agree("consensus", [*settings, *describe(tensors)])
+        consensus_weights.check(momentum, scale)
+        flat, edges = fuse(tensors)
+        groups = edges if layerwise else [0, len(flat)]
+        host = here.door.enter(flat, stage=True)
+        aggregate_in_place(here, host.numpy(), groups, state, momentum, scale)
+        here.door.leave(flat, host)
     return unfuse(flat, edges, tensors)
 
 

@@ -18,6 +18,7 @@ from hpctk.collectives.elements import Elements
 from hpctk.collectives.handle import Handle
 from hpctk.collectives.parcel_run import ParcelRun, Parcels
 from hpctk.collectives.run import Kept, Run
+from hpctk.one_thread import OneThread
 from hpctk.schedules.plan import Plan, bounds
 from hpctk.stats.recorder import Call, Counter, Recorder
 from hpctk.stats.span import Span, dense_sent
@@ -59,10 +60,19 @@ class Engine:
         Told of every call, beside the engine's own `counter`.
     own : str
         What the library's own schedule is called.
+    one_thread : OneThread, optional
+        Held by whoever uses the transport; one of the engine's own where not given.
     """
 
-    def __init__(self, transport: Transport, recorder: Recorder | None = None, own: str = "") -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        recorder: Recorder | None = None,
+        own: str = "",
+        one_thread: OneThread | None = None,
+    ) -> None:
         self.transport, self.own = transport, own
+        self.one_thread = one_thread or OneThread()
         self.counter = Counter()
         self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
         #: Seconds that whoever called spent in communication instead of computing.
@@ -95,15 +105,18 @@ class Engine:
         longest = min(segment_bytes, buffers.COUNT_LIMIT)
         n = elements.n
         lo, hi = bounds(n, plan.blocks, plan.held(self.transport.rank))
-        call = self.opened_array(plan.kind, plan.name, n, elements.itemsize, own=hi - lo, overhead=overhead)
-        tags = self._take_lane() if lane is None else self.tags(lane)
-        began = time.perf_counter()
-        run = Run(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
-        self._running.append(Entry(run, call, list(self.recorders), self._span))
-        if lane is None:
-            self._lanes[(self._started - 1) % LANES] = run
-        self.exposed_s += time.perf_counter() - began
-        self._retire()
+        with self.one_thread:
+            call = self.opened_array(
+                plan.kind, plan.name, n, elements.itemsize, own=hi - lo, overhead=overhead
+            )
+            tags = self._take_lane() if lane is None else self.tags(lane)
+            began = time.perf_counter()
+            run = Run(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
+            self._running.append(Entry(run, call, list(self.recorders), self._span))
+            if lane is None:
+                self._lanes[(self._started - 1) % LANES] = run
+            self.exposed_s += time.perf_counter() - began
+            self._retire()
         return run
 
     def reserve(self, count: int) -> range:
@@ -134,13 +147,14 @@ class Engine:
         `payload_bytes` are those that this rank contributes; what they stand for, a span says.
         """
         longest = min(segment_bytes, buffers.COUNT_LIMIT)
-        call = self.opened(plan.kind, plan.name, payload_bytes)
-        tags = self._take_lane()
-        run = ParcelRun(self.transport, plan, parcels, longest, tags, flight, self._traffic())
-        self._running.append(Entry(run, call, list(self.recorders), self._span))
-        self._lanes[(self._started - 1) % LANES] = run
-        self.complete(run, f"{plan.name} {plan.kind} of parcels")
-        self._retire()
+        with self.one_thread:
+            call = self.opened(plan.kind, plan.name, payload_bytes)
+            tags = self._take_lane()
+            run = ParcelRun(self.transport, plan, parcels, longest, tags, flight, self._traffic())
+            self._running.append(Entry(run, call, list(self.recorders), self._span))
+            self._lanes[(self._started - 1) % LANES] = run
+            self.complete(run, f"{plan.name} {plan.kind} of parcels")
+            self._retire()
         return run
 
     def _take_lane(self) -> range:
@@ -188,18 +202,23 @@ class Engine:
 
     def progress(self, *, wait: bool = False) -> bool:
         """Let all runs make progress; return whether any did. With `wait` a single run may wait for a message."""
-        # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
-        alone = wait and len(self._running) == 1
-        moved = [entry.run.progress(wait=alone) for entry in self._running]
-        if any(moved):
-            self._retire()
-            return True
-        return False
+        with self.one_thread:
+            # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
+            alone = wait and len(self._running) == 1
+            moved = [entry.run.progress(wait=alone) for entry in self._running]
+            if any(moved):
+                self._retire()
+                return True
+            return False
 
     def complete(self, run: Work, operation: str) -> None:
         """Return once `run` is done; PeerError at the deadline."""
         if run.done:
             return
+        with self.one_thread:
+            self._complete(run, operation)
+
+    def _complete(self, run: Work, operation: str) -> None:
         vigil = self.transport.vigil(operation)
         began = before = time.perf_counter()
         try:
@@ -329,7 +348,8 @@ def engine_of(world: World) -> Engine:
     """Return the engine over a world's ranks, made at the first call."""
     engine: Engine | None = world.attached.get(Engine)
     if engine is None:
-        engine = world.attached[Engine] = Engine(world.transport(), own=world.own.name)
+        engine = Engine(world.transport(), own=world.own.name, one_thread=world.one_thread)
+        world.attached[Engine] = engine
         world.listeners = [*world.listeners, engine.heard]
         # Ranks may wait for different things: whatever this one waits for, its runs go on.
         world.background.append(engine.progress)

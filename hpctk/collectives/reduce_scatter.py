@@ -11,6 +11,7 @@ from hpctk.collectives.elements import elements
 from hpctk.collectives.engine import engine_of
 from hpctk.collectives.handle import Handle
 from hpctk.schedules import bounds
+from hpctk.world import world
 
 if TYPE_CHECKING:
     from hpctk.world import Comm
@@ -40,18 +41,20 @@ def ireduce_scatter(
 ) -> Handle:
     """Start a reduce-scatter and return its Handle. Collective over the communicator."""
     # The engine works in place: on a copy, of which only the shard is kept.
-    here, work, dtype = prepared("reduce_scatter", tensor, op, schedule, comm)
-    nbytes = dtype.itemsize * (work.numel() if buffers.is_torch(work) else work.size)
-    plan = auto.plan_for(here, "reduce_scatter", nbytes, schedule)
-    flat = here.door.enter(work)
-    lo, hi = bounds(len(flat), plan.blocks, plan.owned(here.rank))
+    here = world(comm)
+    with here.one_thread:
+        work, dtype = prepared(here, "reduce_scatter", tensor, op, schedule)
+        nbytes = dtype.itemsize * (work.numel() if buffers.is_torch(work) else work.size)
+        plan = auto.plan_for(here, "reduce_scatter", nbytes, schedule)
+        flat = here.door.enter(work)
+        lo, hi = bounds(len(flat), plan.blocks, plan.owned(here.rank))
 
-    def finish() -> Any:
-        here.door.leave(work, flat)
-        shard = buffers.flatten(work)[lo:hi]
-        return shard.clone() if buffers.is_torch(shard) else shard.copy()
+        def finish() -> Any:
+            here.door.leave(work, flat)
+            shard = buffers.flatten(work)[lo:hi]
+            return shard.clone() if buffers.is_torch(shard) else shard.copy()
 
-    segment_bytes = auto.machine(here).segment_bytes
-    return engine_of(here).handle(
-        plan, elements(flat, dtype, op, here.size), finish, segment_bytes=segment_bytes
-    )
+        segment_bytes = auto.machine(here).segment_bytes
+        return engine_of(here).handle(
+            plan, elements(flat, dtype, op, here.size), finish, segment_bytes=segment_bytes
+        )

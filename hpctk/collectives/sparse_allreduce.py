@@ -98,12 +98,25 @@ def sparse_allreduce(
     """
     here = world(comm)
     kind = getattr(values, "dtype", type(values).__name__)
-    here.agree("sparse_allreduce", [("dtype", kind), ("size", size), ("keep", keep), ("schedule", schedule)])
-    _check_settings(size, keep, schedule)
-    with here.shared_errors("sparse_allreduce"):
-        own, own_values, order = _own_pairs(indices, values, size)
-    with engine_of(here).span(elements=size, dense_bytes=size * own_values.itemsize):
-        found, total, dropped = reduce_pairs(here, own, own_values, size, keep, schedule)
+    valueless = [buffers.is_uninitialised(x) or bool(getattr(x, "is_meta", False)) for x in (indices, values)]
+    with here.one_thread:
+        here.agree(
+            "sparse_allreduce",
+            [
+                ("dtype", kind),
+                ("size", size),
+                ("keep", keep),
+                ("schedule", schedule),
+                ("without values", valueless),
+            ],
+        )
+        for given in (indices, values):
+            buffers.check_values(given)
+        _check_settings(size, keep, schedule)
+        with here.shared_errors("sparse_allreduce"):
+            own, own_values, order = _own_pairs(indices, values, size)
+        with engine_of(here).span(elements=size, dense_bytes=size * own_values.itemsize):
+            found, total, dropped = reduce_pairs(here, own, own_values, size, keep, schedule)
     if order is not None:
         as_given = np.empty_like(dropped)
         as_given[order] = dropped

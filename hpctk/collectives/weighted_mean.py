@@ -46,24 +46,25 @@ def weighted_mean(
         COMM_WORLD where not given.
     """
     here = world(comm)
-    with here.shared_errors("reading the weights"):
-        mine = np.atleast_1d(np.asarray(weight, np.float64))
-    here.agree("weighted_mean", [("weights", mine.size), ("schedule", schedule), *describe(tensors)])
-    if mine.size not in (1, len(tensors)):
-        raise SettingError(
-            f"weight has {mine.size} numbers: give one, or one for each of {len(tensors)} tensors"
-        )
-    shares = _shares(gather_rows(here, mine))[here.rank]
-    flat, edges = fuse(tensors)
-    factors = np.broadcast_to(shares, len(tensors))
-    for lo, hi, factor in zip(edges[:-1], edges[1:], factors, strict=True):
-        part = flat[lo:hi]
-        if factor == 0:
-            part.zero_()
-        else:
-            part *= float(factor)
-    dtype = DTYPES[str(flat.dtype).removeprefix("torch.")]
-    reduce_in_place(here, flat, dtype, "sum", schedule)
+    with here.one_thread:
+        with here.shared_errors("reading the weights"):
+            mine = np.atleast_1d(np.asarray(weight, np.float64))
+        here.agree("weighted_mean", [("weights", mine.size), ("schedule", schedule), *describe(tensors)])
+        if mine.size not in (1, len(tensors)):
+            raise SettingError(
+                f"weight has {mine.size} numbers: give one, or one for each of {len(tensors)} tensors"
+            )
+        shares = _shares(gather_rows(here, mine))[here.rank]
+        flat, edges = fuse(tensors)
+        factors = np.broadcast_to(shares, len(tensors))
+        for lo, hi, factor in zip(edges[:-1], edges[1:], factors, strict=True):
+            part = flat[lo:hi]
+            if factor == 0:
+                part.zero_()
+            else:
+                part *= float(factor)
+        dtype = DTYPES[str(flat.dtype).removeprefix("torch.")]
+        reduce_in_place(here, flat, dtype, "sum", schedule)
     return unfuse(flat, edges, tensors)
 
 

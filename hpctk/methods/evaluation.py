@@ -20,7 +20,7 @@ def consensus_model(run: Run, counting: Callable[[], AbstractContextManager[None
     """
     replica = run.replica
     kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
-    with counting():
+    with counting(), replica.world.calling("consensus"):
         # Not every method exchanges anything here: ranks that are elsewhere are to hear of it all the same.
         replica.world.barrier("consensus()")
         target = run.consensus_parameters()

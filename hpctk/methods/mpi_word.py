@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpctk import forked
 from hpctk.errors import HpctkError
 from hpctk.methods.shared_word import OWNER
 from hpctk.mpi_world import MpiWorld
@@ -244,5 +245,6 @@ def _kept(here: MpiWorld, kind: Any) -> Any:
 
 def _at_exit() -> None:
     _exiting.set()
-    for desk in _desks:
+    # A thread of the rank's is not there in what was forked off it.
+    for desk in () if forked.is_child() else _desks:
         desk.close()

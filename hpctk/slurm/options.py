@@ -223,6 +223,12 @@ def _check_lists(given: Options) -> None:
             raise SettingError(
                 f"{name}={list(words)!r}: need texts of printable characters, none of them empty"
             )
+        with_nul = next((word for word in words if "\0" in word), None)
+        if with_nul is not None:
+            raise SettingError(
+                f"{name}: {with_nul!r} holds a NUL byte, which no shell and no program can be given: the words of a "
+                "command may hold any other character"
+            )
         object.__setattr__(given, name, tuple(words))
     for word in given.modules:
         if word.startswith("-"):

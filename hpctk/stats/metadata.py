@@ -27,9 +27,11 @@ VARIABLES = (
 #: Words in a name that say its value is nobody's business.
 SECRET = re.compile(
     r"secret|token(?!i)|passw|passphrase|passcode|pwd|credential|authori[sz]ation|bearer|cookie|signature|"
-    r"(^|[^a-z0-9])(auth|keys?|pat|sig)([^a-z0-9]|$)|apikey",
+    r"(^|[^a-z0-9])(auth|keys?|pat|pw|pass|sig)([^a-z0-9]|$)|apikey",
     re.IGNORECASE,
 )
+#: The option of one letter that many programs take a password by, in the next word or in its own: mysql -pPASSWORD.
+SHORT = "-p"
 #: What keys look like by themselves: long, of letters and digits that no person has chosen.
 KEY = re.compile(r"(?=[^\s]*[a-z])(?=[^\s]*[A-Z])(?=[^\s]*[0-9])[A-Za-z0-9+/=_-]{20,}|[0-9a-fA-F]{32,}")
 #: Name and password in an address.
@@ -73,14 +75,17 @@ def versions() -> dict[str, str]:
 def command(words: Sequence[str]) -> str:
     """Return a command line as one would type it, without what might be a secret.
 
-    Hidden are the values of options such as --api-key, up to the next option, and every other word that speaks of a
-    secret or looks like one: rather too much than too little.
+    Hidden are the values of options such as --api-key and -p, up to the next option, and every other word that speaks
+    of a secret or looks like one: rather too much than too little.
     """
     shown, hiding = [], False
     for word in words:
         if word.startswith("-"):
             name, equals, value = word.partition("=")
-            hiding = bool(SECRET.search(name))
+            hiding = name == SHORT or bool(SECRET.search(name))
+            if word.startswith(SHORT) and not hiding:
+                shown.append(SHORT + HIDDEN)
+                continue
             shown.append(f"{name}={HIDDEN if hiding else _shown(value)}" if equals else word)
         else:
             shown.append(HIDDEN if hiding else _shown(word))

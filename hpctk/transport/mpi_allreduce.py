@@ -49,10 +49,11 @@ class MpiAllreduce:
         array = buffers.plain_array(tensor)
         if array is None:
             return False
-        request = self._world.data.Iallreduce(
-            MPI.IN_PLACE, [array, array.size, DATATYPES[dtype.name]], OPERATIONS[op]
-        )
-        self._world.wait((request,), "MPI_Allreduce of a few elements")
+        with self._world.one_thread:
+            request = self._world.data.Iallreduce(
+                MPI.IN_PLACE, [array, array.size, DATATYPES[dtype.name]], OPERATIONS[op]
+            )
+            self._world.wait((request,), "MPI_Allreduce of a few elements")
         if op == "mean":
             array /= self._world.size
         return True
@@ -65,12 +66,15 @@ class MpiAllreduce:
         datatype = getattr(MPI, dtype.mpi)
         memory = buffers.as_bytes(flat)
         unit_bytes = 4 if dtype.widened else dtype.itemsize // dtype.parts
-        requests = [
-            self._world.data.Iallreduce(
-                MPI.IN_PLACE, [memory[lo * unit_bytes : hi * unit_bytes], hi - lo, datatype], OPERATIONS[op]
-            )
-            for lo, hi in buffers.chunks(len(memory) // unit_bytes)
-        ]
+        with self._world.one_thread:
+            requests = [
+                self._world.data.Iallreduce(
+                    MPI.IN_PLACE,
+                    [memory[lo * unit_bytes : hi * unit_bytes], hi - lo, datatype],
+                    OPERATIONS[op],
+                )
+                for lo, hi in buffers.chunks(len(memory) // unit_bytes)
+            ]
         return MpiReduction(self._world, requests)
 
 
@@ -82,8 +86,10 @@ class MpiReduction:
 
     def done(self) -> bool:
         """Return whether it is complete."""
-        return all(request.Test() for request in self._requests)
+        with self._world.one_thread:
+            return all(request.Test() for request in self._requests)
 
     def wait(self, operation: str) -> None:
         """Return once it is complete; PeerError at the deadline."""
-        self._world.wait(self._requests, operation)
+        with self._world.one_thread:
+            self._world.wait(self._requests, operation)

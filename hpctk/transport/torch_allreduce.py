@@ -58,7 +58,8 @@ class TorchAllreduce:
         work = None
         if self._world.size > 1 and len(memory):
             units = torch.from_numpy(memory.view(dtype.unit))
-            work = dist.all_reduce(units, OPERATIONS[op], group=self._world.group, async_op=True)
+            with self._world.one_thread:
+                work = dist.all_reduce(units, OPERATIONS[op], group=self._world.group, async_op=True)
         return TorchReduction(self._world, work)
 
 
@@ -75,4 +76,5 @@ class TorchReduction:
     def wait(self, operation: str) -> None:
         """Return once it is complete; PeerError at the deadline."""
         if self._work is not None:
-            self._world.wait(self._work, operation)
+            with self._world.one_thread:
+                self._world.wait(self._work, operation)

@@ -82,17 +82,17 @@ def test_what_is_no_tensor_is_refused_by_its_type(thing):
 
 
 @pytest.mark.parametrize(
-    ("convert", "word"),
+    ("convert", "word", "advice"),
     [
-        (torch.Tensor.to_sparse, "sparse_coo"),
-        (torch.Tensor.to_sparse_csr, "sparse_csr"),
-        (lambda tensor: tensor.to("meta"), "meta"),
+        (torch.Tensor.to_sparse, "sparse_coo", "dense"),
+        (torch.Tensor.to_sparse_csr, "sparse_csr", "dense"),
+        (lambda tensor: tensor.to("meta"), "meta", "to_empty"),
     ],
     ids=["coo", "csr", "meta"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_tensors_without_plain_memory_are_refused(convert, word):
-    refused(convert(torch.eye(3)), word, "dense")
+def test_tensors_without_plain_memory_are_refused(convert, word, advice):
+    refused(convert(torch.eye(3)), word, advice)
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,9 @@ def test_torchrun_starts_programs_as_they_are():
         ({"kind": "array", "table": ("--name a\\ b",)}, "neither quotes nor a backslash"),
         ({"kind": "array", "table": ("--seed 1", "--seed 2", "--seed  1")}, "stands there twice"),
         ({"modules": "gcc"}, "need a list of texts"),
+        ({"command": ("python", "a\0b")}, "command: 'a\\x00b' holds a NUL byte"),
+        ({"setup": ("ulimit\0",)}, "need texts of printable characters"),
+        ({"run": "runs/\0"}, "need a text of 1 to 200 printable characters"),
     ],
     ids=lambda value: ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, dict) else "",
 )

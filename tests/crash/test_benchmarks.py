@@ -1,0 +1,86 @@
+"""Every benchmark runs, at a size that says nothing about speed, and writes JSON of the same form."""
+
+import json
+import math
+import sys
+
+import pytest
+from jobs import ROOT, mpirun, run
+
+#: Options that let a benchmark end soon, and names that are in its rows.
+SINGLE = {
+    "compress": (["--elements", "1e5"], ["memory:read", "torch:topk", "kernel:topk", "compress:qsgd"]),
+    "regression": (
+        ["--seeds", "1", "--workers", "4", "--batches", "64", "--updates", "3"],
+        ["plain mean, N=4, B=64", "AdaCons, N=4, B=64"],
+    ),
+    "stats": (
+        ["--size", "6", "--steps", "5"],
+        ["merge:view", "merge:copy", "load", "load:copy", "report"],
+    ),
+}
+RANKS = {
+    "adapters": (["--elements", "1e5"], ["hpctk", "hpctk:alone", "ddp"]),
+    "allreduce": (
+        ["--bytes", "8192", "--no-calibration"],
+        ["auto", "mpi:default", "gloo", "plan:ring", "adacons:one-pass"],
+    ),
+    "checkpoint": (["--elements", "1e5"], ["plain", "save", "load"]),
+    "recorder": (["--calls", "2000", "--epochs", "1"], ["recorder:off", "recorder:on"]),
+    "sparse": (
+        ["--elements", "1e5"],
+        ["sparse:auto", "sparse:split", "sparse:keep", "grace", "gloo"],
+    ),
+    "step": (
+        ["--elements", "1e5"],
+        ["Mean", "Mean TopK", "AdaCons", "SASG", "SAEF TopK", "MGRAWA", "CELGC"],
+    ),
+}
+
+
+def rows_of(name, command, options, tmp_path):
+    """Run a benchmark and return its rows by name."""
+    target = tmp_path / "rows.json"
+    repeats = [] if name == "regression" else ["--repeats", "1"]
+    ended = run([*command, *options, *repeats, "--json", str(target)], timeout_s=240)
+    assert ended.code == 0, ended.output
+    rows = json.loads(target.read_text())
+    assert isinstance(rows, list), rows
+    for row in rows:
+        assert isinstance(row["name"], str), row
+        assert isinstance(row["seconds"], float), row
+        assert math.isfinite(row["seconds"]), row
+        assert row["name"] in ended.output or name == "regression", (row, ended.output)
+    found = {row["name"]: row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_none_is_left_out():
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")}
+    assert scripts == {*SINGLE, *RANKS}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_single_process(name, tmp_path):
+    options, names = SINGLE[name]
+    rows = rows_of(name, [sys.executable, f"benchmarks/{name}.py"], options, tmp_path)
+    assert set(names) <= set(rows)
+    assert all(row["seconds"] > 0 for row in rows.values())
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_two_ranks_in_shared_memory(name, tmp_path):
+    options, names = RANKS[name]
+    command = mpirun(2, sys.executable, "-m", "mpi4py", f"benchmarks/{name}.py")
+    rows = rows_of(name, command, options, tmp_path)
+    assert set(names) <= set(rows)
+    if name == "step":
+        # The parts of a step, which the rest makes whole.
+        for row in rows.values():
+            parts = ("base", "compression", "communication", "rest")
+            assert sum(row[kind] for kind in parts) == pytest.approx(row["seconds"], rel=1e-6)
+            assert row["base"] > 0, row
+            assert row["communication"] > 0, row
+        assert rows["SAEF TopK"]["compression"] > 0
+        assert rows["Mean"]["compression"] == 0
