@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpctk import hdf5
 from hpctk._version import __version__
 from hpctk.errors import HpctkError
 from hpctk.stats import merged_datasets as datasets
@@ -69,9 +70,7 @@ def merge(run: RunStats, target: Path, *, copy: bool = False, force: bool = Fals
             _fill(file, run, target, copy)
         unfinished.replace(target)
     except (OSError, RuntimeError, ValueError) as error:
-        number = getattr(error, "errno", None)
-        why = os.strerror(number) if number else " ".join(str(error).split())
-        raise HpctkError(f"{target}: cannot be written ({why})") from None
+        raise HpctkError(f"{target}: cannot be written ({hdf5.reason(error)})") from None
     finally:
         with suppress(OSError):
             unfinished.unlink()

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,6 +43,15 @@ def folder_name(recording: int) -> str:
     return f"{recording:03d}"
 
 
+class Source(Protocol):
+    """Where a rank's tables are read from."""
+
+    def read(
+        self, tables: Sequence[str], columns: Sequence[str] | None = None, rows: slice = slice(None)
+    ) -> dict[str, Table]:
+        """Return tables, or some columns and rows of them."""
+
+
 @dataclass(frozen=True)
 class RankStats:
     """What one rank's file says.
@@ -66,8 +75,7 @@ class RankStats:
     environment: dict[str, str]
     progress: dict[str, Any]
     _kept: dict[str, Table] = field(default_factory=dict, repr=False, compare=False)
-    _read: Callable[..., dict[str, Table]] = field(default=rank_reader.read_tables, repr=False, compare=False)
-    _layout: rank_reader.Layout | None = field(default=None, repr=False, compare=False)
+    _source: Source | None = field(default=None, repr=False, compare=False)
 
     def keep(self, names: Iterable[str]) -> None:
         """Read tables and keep them in memory."""
@@ -80,15 +88,14 @@ class RankStats:
     def tables(self, *names: str) -> dict[str, Table]:
         """Return several tables, by name; the file is opened once, or not at all for what `load` has kept."""
         rest = [name for name in names if name not in self._kept]
-        found = self._read(self.path, rest, self.progress, self._layout) if rest else {}
+        found = self._source.read(rest) if rest and self._source else {}
         return {name: self._kept[name] if name in self._kept else found[name] for name in names}
 
     def part(self, name: str, columns: Sequence[str], rows: slice = slice(None)) -> Table:
         """Return some columns and rows of a table, for one that may be long: no more than that is read."""
-        if name in self._kept or self._read is not rank_reader.read_tables:
-            table = self.table(name)
-            return {column: table[column][rows] for column in columns}
-        return rank_reader.read_part(self.path, name, self.progress, columns, rows)
+        if name in self._kept or self._source is None:
+            return {column: self._kept[name][column][rows] for column in columns}
+        return self._source.read([name], columns, rows)[name]
 
 
 @dataclass(frozen=True)
@@ -240,8 +247,8 @@ def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = Non
     if expected is not None and rank != expected:
         raise HpctkError(f"{path}: is the file of rank {rank}, not of {expected}")
     return RankStats(
-        path, rank, size, contents.attributes, contents.environment, contents.progress,
-        contents.tables, _layout=contents.layout,
+        path, rank, size, contents.attributes, contents.environment, contents.progress, contents.tables,
+        rank_reader.RankRows(path, contents),
     )  # fmt: skip
 
 

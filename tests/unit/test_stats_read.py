@@ -33,7 +33,7 @@ def test_what_was_written_comes_back(tmp_path):
 
 
 def test_the_same_as_the_library_reads(tmp_path):
-    # The structure is read without HDF5: so HDF5 says what stands there.
+    # Rows are read from where they lie: HDF5 says what stands there.
     path = write_rank(tmp_path, 1, 2, host="späte", settings="x" * 9000)
     stats = hpctk.stats.load(path).recordings[0].ranks[1]
     with h5py.File(path) as file:
