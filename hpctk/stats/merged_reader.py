@@ -1,6 +1,6 @@
 """Merged files read back: a view by what it is a view of, a copy by itself.
 
-A view says where its run is, and the ranks' files there are read; its virtual datasets, which
+A view says where its run is, below its own folder, and the ranks' files there are read; its virtual datasets, which
 could name any file, never are. A copy's table of ranks is plain and read like a rank's file; its other tables are
 compressed, so HDF5 reads them, once their shapes agree with that table and no more is declared than compressed bytes
 can hold.
@@ -44,6 +44,10 @@ def load_merged(path: Path, attributes: dict[str, Any], tables: tuple[str, ...])
     run = attributes.get("run")
     if not isinstance(run, str) or not run or "\0" in run:
         raise HpctkError(f"{path}: is damaged: it does not say where its run is")
+    if Path(run).is_absolute() or ".." in Path(run).parts:
+        raise HpctkError(
+            f"{path}: is a view of {run}, outside its own folder: load that one if you trust the file"
+        )
     folder = path.parent / run
     if not folder.is_dir():
         raise HpctkError(

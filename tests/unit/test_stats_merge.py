@@ -173,6 +173,27 @@ def test_a_view_from_elsewhere(run, tmp_path, monkeypatch):
         hpctk.stats.load(tmp_path / "all.h5")
 
 
+def test_what_lies_outside_its_folder_is_copied(run, tmp_path, capsys):
+    (tmp_path / "apart").mkdir()
+    path = tmp_path / "apart" / "all.h5"
+    assert main(["merge", str(run), "-o", str(path)]) == 0
+    assert "a view lies in the folder of its run, or above it: this is a copy" in capsys.readouterr().err
+    assert len(hpctk.stats.load(path).table("steps")["loss"]) == 28
+
+
+@pytest.mark.parametrize("kind", ["absolute", "up"])
+def test_a_view_leads_to_its_own_folder_only(run, tmp_path, kind):
+    # A file from elsewhere must not bring in what lies on this machine.
+    write_run(tmp_path / "secret", 2)
+    path = merged(run, "view")
+    where = {"absolute": str(tmp_path / "secret"), "up": "../secret"}[kind]
+    with h5py.File(path, "r+") as file:
+        file.attrs["run"] = np.bytes_(where.encode())
+    with pytest.raises(HpctkError) as caught:
+        hpctk.stats.load(path)
+    assert str(caught.value).startswith(f"{path}: is a view of {where}, outside its own folder")
+
+
 @pytest.mark.parametrize("way", ["group", "link", "virtual", "external"])
 def test_copies_take_nothing_from_another_file(run, tmp_path, way):
     path, other = merged(run, "copy"), tmp_path / "other.h5"
