@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+import zlib
 
 import h5py
 import numpy as np
@@ -123,9 +124,43 @@ def _foreign(place, last):
     (place / "index.json").write_text('{"format": "something else"}')
 
 
+def _taken_from_elsewhere(how):
+    """Let a weight be taken from another file, and let the index know."""
+
+    def deed(place, last):
+        path, other = place / f"rank-{last:05}.h5", place.parent / "secret.h5"
+        with h5py.File(path, "r+") as file:
+            shape = file[WEIGHT].shape
+            del file[WEIGHT]
+            with h5py.File(other, "w") as secret:
+                secret["w"] = np.ones(shape, "<f4")
+            if how == "raw":
+                nbytes = 4 * int(np.prod(shape))
+                file.create_dataset(WEIGHT, shape, "<f4", external=[(str(other), 0, nbytes)])
+            elif how == "virtual":
+                layout = h5py.VirtualLayout(shape, "<f4")
+                layout[:] = h5py.VirtualSource(str(other), "w", shape)
+                file.create_virtual_dataset(WEIGHT, layout)
+            else:
+                file[WEIGHT] = h5py.ExternalLink(str(other), "w")
+            # Of the other file where it is a link: then no dtype is missing that would give it away.
+            file[WEIGHT].attrs["torch_dtype"] = "float32"
+        data, index = path.read_bytes(), json.loads((place / "index.json").read_text())
+        index["files"][last] |= {"bytes": len(data), "crc32": zlib.crc32(data)}
+        (place / "index.json").write_text(json.dumps(index))
+
+    return deed
+
+
+WEIGHT = "model/state/first.weight"
+
+
 @pytest.mark.parametrize(
     ("deed", "file", "wrong"),
     [
+        (_taken_from_elsewhere("raw"), "rank", f"{WEIGHT} lies in another file"),
+        (_taken_from_elsewhere("virtual"), "rank", f"{WEIGHT} lies in another file"),
+        (_taken_from_elsewhere("link"), "rank", f"{WEIGHT} is a link to elsewhere"),
         (_cut, "rank", "is cut off"),
         (_flip, "rank", "is damaged: its checksum"),
         (_lose, "rank", "is missing"),
