@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import h5py
+
 from hpctk.errors import HpctkError
 
 #: As what h5py raises HDF5's errors.
@@ -18,26 +20,21 @@ ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError
 
 def group(parent: Any, name: str) -> Any:
     """Return a group of a group (both `h5py.h5g.GroupID`). Raise HpctkError where it is missing or elsewhere."""
-    import h5py
-
     _check_link(parent, name.encode())
     return h5py.h5g.open(parent, name.encode())
 
 
 def dataset(parent: Any, name: str) -> Any:
     """Return a dataset of a group (`h5py.h5d.DatasetID`). Raise HpctkError where it is missing or elsewhere."""
-    import h5py
-
-    _check_link(parent, name.encode())
-    found = h5py.h5d.open(parent, name.encode())
-    _check_storage(found, parent, name.encode())
+    link = name.encode()
+    _check_link(parent, link)
+    found = h5py.h5d.open(parent, link)
+    _check_storage(found, parent, link)
     return found
 
 
 def check_inside(root: Any) -> None:
     """Raise HpctkError where any link or dataset below a group (`h5py.h5g.GroupID`) leads out of its file."""
-    import h5py
-
     names: list[bytes] = []
     root.links.visit(names.append)
     for name in names:
@@ -54,8 +51,6 @@ def reason(error: Exception) -> str:
 
 
 def _check_link(parent: Any, name: bytes) -> None:
-    import h5py
-
     try:
         link = parent.links.get_info(name)
     except (KeyError, RuntimeError):
@@ -65,8 +60,6 @@ def _check_link(parent: Any, name: bytes) -> None:
 
 
 def _check_storage(found: Any, parent: Any, name: bytes) -> None:
-    import h5py
-
     # Quickly for most: only what lies in this file, in one piece, has an offset in it.
     if found.get_offset() is not None:
         return
@@ -76,7 +69,5 @@ def _check_storage(found: Any, parent: Any, name: bytes) -> None:
 
 
 def _called(parent: Any, name: bytes) -> str:
-    import h5py
-
     path = h5py.h5i.get_name(parent) or b""
     return (path + b"/" + name).decode(errors="replace").strip("/")

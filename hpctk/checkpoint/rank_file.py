@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
+
 from hpctk import hdf5
 from hpctk.errors import HpctkError
 
@@ -52,8 +54,6 @@ def name(rank: int) -> str:
 
 def write(path: Path, header: Header, structure: str, arrays: dict[str, tuple[Any, str]]) -> Seal:
     """Write a file, whole or not at all, and return its seal once it is on disk."""
-    import h5py
-
     from hpctk.checkpoint import tree
 
     check_room(path.parent, len(structure) + sum(array.nbytes for array, _ in arrays.values()))
@@ -135,8 +135,6 @@ def opened(path: Path, header: Header) -> Iterator[Any]:
 @contextmanager
 def _hdf5(path: Path) -> Iterator[Any]:
     """Open a file with HDF5; errors in the block name it."""
-    import h5py
-
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
             yield file

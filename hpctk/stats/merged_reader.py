@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from hpctk import hdf5
 from hpctk.errors import HpctkError
 from hpctk.stats import merged_format, rank_reader, schema
 from hpctk.stats.merged_format import JOINED, OWN, RANKS
-from hpctk.stats.rank_reader import Table
-from hpctk.stats.read import RankStats, RecordingStats, RunStats, load
+from hpctk.stats.read import RankStats, RecordingStats, RunStats, Wanted, load
+from hpctk.stats.schema import Table
 
 #: Bytes that one byte of deflate can stand for.
 _MOST_DENSE = 1032
@@ -31,14 +32,14 @@ _CHUNK_BYTES = 1 << 28
 _BLOCK = 64
 
 
-def load_merged(path: Path, attributes: dict[str, Any], tables: tuple[str, ...]) -> RunStats:
+def load_merged(path: Path, attributes: dict[str, Any], wanted: Wanted) -> RunStats:
     """Read a merged file whose root has these attributes."""
     try:
         rank_reader.check_version(attributes.get("schema_version"), merged_format.VERSION)
         if attributes.get("storage") == "copy":
             kept = {name: value for name, value in attributes.items() if name not in OWN}
             common = {**rank_reader.typed(kept), "schema": schema.NAME, "schema_version": schema.VERSION}
-            return _load_copy(path, common, tables)
+            return _load_copy(path, common, wanted.tables)
     except HpctkError as error:
         raise HpctkError(str(error) if str(error).startswith(f"{path}: ") else f"{path}: {error}") from None
     run = attributes.get("run")
@@ -53,7 +54,7 @@ def load_merged(path: Path, attributes: dict[str, Any], tables: tuple[str, ...])
         raise HpctkError(
             f"{path}: is a view of {folder}, which is not there (hpctk merge --copy stands by itself)"
         )
-    return load(folder, tables)
+    return load(folder, wanted.tables, checked=wanted.checked)
 
 
 def _load_copy(path: Path, common: dict[str, Any], tables: tuple[str, ...]) -> RunStats:
@@ -144,8 +145,6 @@ class _RankOfCopy:
             return {c.name: np.array([self.progress[c.name]], c.kind) for c in schema.PROGRESS.columns}
         if name == "peers":
             return self.copy.peers(*self.cell)
-        if name not in JOINED:
-            raise HpctkError(f"{self.copy.path}: has no table {name!r}; there are {', '.join(schema.TABLES)}")
         return self.copy.rows(name, *self.places[name])
 
 
@@ -184,8 +183,6 @@ class _Copy:
 
     def _checked(self, group: Any, name: str, column: schema.Column) -> Any:
         """Return a dataset once it is what `hpctk merge --copy` writes, and no longer than it can be."""
-        import h5py
-
         called, shape = f"{name}/{column.name}", self._shapes[name]
         data = h5py.Dataset(hdf5.dataset(group, column.name))
         if data.dtype.kind != np.dtype(column.kind).kind or data.dtype.itemsize > rank_reader.LONGEST_TEXT:

@@ -12,21 +12,22 @@ import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 
 from hpctk import hdf5
 from hpctk.errors import HpctkError
 from hpctk.stats import schema
-from hpctk.stats.schema import Column, TableFormat
+from hpctk.stats.schema import Column, Table, TableFormat
 
-#: A table as arrays by column.
-Table = dict[str, Any]
 Value = str | int | float
 
+#: The names of all tables.
+ALL = tuple(schema.TABLES)
 #: More ranks than there will be: a file that says so is damaged.
 MOST_RANKS = 1 << 24
 #: The longest text in a column, in bytes.
@@ -39,10 +40,11 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "<i8": (int, "a whole number"),
     "<f8": ((int, float), "a number"),
 }
+#: What hpctk writes, so that it is known at once.
+_NUMBERS = ((h5py.h5t.STD_I64LE, np.dtype("<i8")), (h5py.h5t.IEEE_F64LE, np.dtype("<f8")))
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """Where a column lies in its file."""
 
     offset: int
@@ -62,12 +64,11 @@ class Contents:
     identity: tuple[int, int, int]
 
 
-def read(path: Path, tables: Sequence[str] = ()) -> Contents:
-    """Read what a rank's file says of itself, and some of its tables."""
+def read(path: Path, tables: Sequence[str] = (), checked: Sequence[str] = ALL) -> Contents:
+    """Read what a rank's file says of itself, and some of its tables; of those in `checked` see that they can be."""
     with opened(path) as (root, descriptor):
         attributes = _checked(_attributes(root))
-        # All of them, also those that nobody asked for yet: what is wrong is told now, not later.
-        columns = {name: _columns(root, table) for name, table in schema.TABLES.items()}
+        columns = {name: _columns(root, schema.TABLES[name]) for name in {"progress", *tables, *checked}}
         rows = _values(descriptor, columns["progress"])
         progress = {name: _progress(name, values) for name, values in rows.items()}
         for name in columns:
@@ -89,18 +90,17 @@ class RankRows:
         self, tables: Sequence[str], columns: Sequence[str] | None = None, rows: slice = slice(None)
     ) -> dict[str, Table]:
         """Return tables, or some columns and rows of them; no more is read."""
-        with _named(self.path), self.path.open("rb", buffering=0) as file:
-            replaced = _identity(os.fstat(file.fileno())) != self.contents.identity
-            if not replaced:
-                return {name: self._table(file.fileno(), name, columns, rows) for name in tables}
-        # A larger file has taken its place, or a closed one: its columns lie elsewhere.
-        now = read(self.path)
-        self.contents = Contents(**{**vars(now), "progress": self.contents.progress})
+        known = self.contents.columns
+        if all(name in known for name in tables):
+            with _named(self.path), self.path.open("rb", buffering=0) as file:
+                if _identity(os.fstat(file.fileno())) == self.contents.identity:
+                    return {name: self._table(file.fileno(), name, columns, rows) for name in tables}
+        # Not looked for yet; or a larger file has taken its place, or a closed one, and they lie elsewhere.
+        now = read(self.path, checked=[*known, *tables])
+        self.contents = replace(now, progress=self.contents.progress)
         return self.read(tables, columns, rows)
 
     def _table(self, descriptor: int, name: str, columns: Sequence[str] | None, rows: slice) -> Table:
-        if name not in schema.TABLES:
-            raise HpctkError(f"has no table {name!r}; there are {', '.join(schema.TABLES)}")
         stored, progress = self.contents.columns[name], self.contents.progress
         _check_rows(name, stored, progress, None)
         room, filled = next(iter(stored.values())).rows, _filled(name, progress)
@@ -124,8 +124,6 @@ def read_one_table(path: Path, table: TableFormat) -> tuple[Table, dict[str, str
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Any, int]]:
     """Open a file; give its root, a `h5py.h5g.GroupID`, and a descriptor. Errors in the block name the file."""
-    import h5py
-
     with _named(path):
         status = path.stat()
         # HDF5 would wait for somebody to write to a pipe.
@@ -160,10 +158,9 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _attributes(place: Any) -> dict[str, Value | None]:
-    import h5py
-
-    found = (h5py.h5a.open(place, index=i) for i in range(h5py.h5a.get_num_attrs(place)))
-    return {attribute.name.decode(errors="replace"): _value(attribute) for attribute in found}
+    names: list[bytes] = []
+    h5py.h5a.iterate(place, names.append)
+    return {name.decode(errors="replace"): _value(h5py.h5a.open(place, name)) for name in names}
 
 
 def _value(attribute: Any) -> Value | None:
@@ -180,15 +177,13 @@ def _value(attribute: Any) -> Value | None:
 
 def _dtype(kind: Any) -> np.dtype[Any] | None:
     """Return the type of numbers or of text of fixed length (`h5py.h5t.TypeID`) as numpy's, None for any other."""
-    import h5py
-
-    if kind.equal(h5py.h5t.STD_I64LE):
-        return np.dtype("<i8")
-    if kind.equal(h5py.h5t.IEEE_F64LE):
-        return np.dtype("<f8")
-    if kind.get_class() == h5py.h5t.STRING:
-        return None if kind.is_variable_str() else np.dtype(f"S{kind.get_size()}")
-    return kind.dtype if kind.get_class() in (h5py.h5t.INTEGER, h5py.h5t.FLOAT) else None
+    for known, dtype in _NUMBERS:
+        if kind.equal(known):
+            return dtype
+    family = kind.get_class()
+    if family == h5py.h5t.STRING:
+        return None if kind.is_variable_str() else np.dtype(("S", kind.get_size()))
+    return kind.dtype if family in (h5py.h5t.INTEGER, h5py.h5t.FLOAT) else None
 
 
 def _checked(found: Mapping[str, Value | None]) -> dict[str, Value]:
@@ -237,8 +232,6 @@ def _environment(root: Any) -> dict[str, str]:
 
 def _columns(root: Any, table: TableFormat) -> dict[str, Stored]:
     """Return where a table's columns lie, all as long."""
-    import h5py
-
     group = hdf5.group(root, table.name)
     found = {column.name: _column(group, table.name, column) for column in table.columns}
     rows = {stored.rows for stored in found.values()}
@@ -252,16 +245,18 @@ def _columns(root: Any, table: TableFormat) -> dict[str, Stored]:
 
 
 def _column(group: Any, table: str, column: Column) -> Stored:
-    called, dataset = f"{table}/{column.name}", hdf5.dataset(group, column.name)
+    dataset = hdf5.dataset(group, column.name)
     dtype = _dtype(dataset.get_type())
-    if dtype is None or (dtype.kind != "S" if column.kind[0] == "S" else dtype.str != column.kind):
-        raise HpctkError(f"is damaged: {called} is of type {dataset.dtype.str}, not {column.kind}")
-    if dtype.itemsize > LONGEST_TEXT:
-        raise HpctkError(f"is damaged: {called} has text of {dtype.itemsize} bytes")
     offset, nbytes = dataset.get_offset(), dataset.get_storage_size()
-    if offset is None and nbytes:
-        raise HpctkError(f"is not as hpctk writes it: {called} does not lie in one piece")
-    return Stored(offset or 0, nbytes // dtype.itemsize, dtype)
+    if dtype is None or (dtype.kind != "S" if column.kind[0] == "S" else dtype.str != column.kind):
+        why = f"is damaged: {table}/{column.name} is of type {dataset.dtype.str}, not {column.kind}"
+    elif dtype.itemsize > LONGEST_TEXT:
+        why = f"is damaged: {table}/{column.name} has text of {dtype.itemsize} bytes"
+    elif offset is None and nbytes:
+        why = f"is not as hpctk writes it: {table}/{column.name} does not lie in one piece"
+    else:
+        return Stored(offset or 0, nbytes // dtype.itemsize, dtype)
+    raise HpctkError(why)
 
 
 def _progress(name: str, values: Any) -> Any:

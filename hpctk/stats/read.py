@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpctk.errors import HpctkError
-from hpctk.stats import merged_format, rank_reader, schema
-from hpctk.stats.rank_reader import Table
+from hpctk.stats import merged_format, schema
+from hpctk.stats.schema import Table
 
 #: The name of a rank's file.
 FILE = re.compile(r"rank-(\d{5,9})\.h5")
@@ -41,6 +41,14 @@ def file_name(rank: int) -> str:
 def folder_name(recording: int) -> str:
     """Return the name of a recording's folder."""
     return f"{recording:03d}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Tables that are read at once, and those that are looked at."""
+
+    tables: tuple[str, ...] = ()
+    checked: tuple[str, ...] = tuple(schema.TABLES)
 
 
 class Source(Protocol):
@@ -87,6 +95,8 @@ class RankStats:
 
     def tables(self, *names: str) -> dict[str, Table]:
         """Return several tables, by name; the file is opened once, or not at all for what `load` has kept."""
+        for name in names:
+            _check_table(name)
         rest = [name for name in names if name not in self._kept]
         found = self._source.read(rest) if rest and self._source else {}
         return {name: self._kept[name] if name in self._kept else found[name] for name in names}
@@ -155,7 +165,7 @@ class RunStats:
         return _joined(name, ranks, lambda rank: {"recording": numbers[id(rank)], "rank": rank.rank})
 
 
-def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
+def load(path: str | Path, tables: Iterable[str] = (), *, checked: Iterable[str] = schema.TABLES) -> RunStats:
     """Read statistics: of a run, of one recording, of one rank, or a merged file.
 
     Parameters
@@ -164,6 +174,9 @@ def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
         A run folder, the folder of a recording in it, one rank's file, or what `hpctk merge` made.
     tables : iterable of str
         Tables to read at once and keep in memory; others are read when they are asked for.
+    checked : iterable of str
+        Tables that are looked at in every rank's file, so that a rank with a damaged one is missing. What is wrong with
+        others is an error when they are read; that makes loading a thousand ranks quicker.
 
     Returns
     -------
@@ -174,8 +187,8 @@ def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
     HpctkError
         Where there is nothing to read; in one line, with what is wrong.
     """
-    place, wanted = Path(path), tuple(tables)
-    for name in wanted:
+    place, wanted = Path(path), Wanted(tuple(tables), tuple(checked))
+    for name in (*wanted.tables, *wanted.checked):
         _check_table(name)
     try:
         if place.is_dir():
@@ -187,7 +200,7 @@ def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
     return _file(place, wanted)
 
 
-def _folder(folder: Path, tables: tuple[str, ...]) -> RunStats:
+def _folder(folder: Path, wanted: Wanted) -> RunStats:
     names = sorted(one.name for one in folder.iterdir())
     if any(FILE.fullmatch(name) for name in names):
         name = folder.resolve().name
@@ -198,7 +211,7 @@ def _folder(folder: Path, tables: tuple[str, ...]) -> RunStats:
     recordings, unreadable = [], {}
     for number, one in folders.items():
         try:
-            recordings.append(_recording(number, one, tables))
+            recordings.append(_recording(number, one, wanted))
         except HpctkError as error:
             unreadable[number] = str(error)
     if recordings:
@@ -208,7 +221,7 @@ def _folder(folder: Path, tables: tuple[str, ...]) -> RunStats:
     raise HpctkError(why)
 
 
-def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingStats:
+def _recording(number: int, folder: Path, wanted: Wanted) -> RecordingStats:
     try:
         names = [one.name for one in folder.iterdir()]
     except OSError as error:
@@ -216,7 +229,7 @@ def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingS
     found, bad = {}, {}
     for rank in sorted({int(match[1]) for name in names if (match := FILE.fullmatch(name))}):
         try:
-            found[rank] = read_rank(folder / file_name(rank), tables, rank)
+            found[rank] = read_rank(folder / file_name(rank), wanted, rank)
         except HpctkError as error:
             bad[rank] = str(error)
     if not found:
@@ -240,9 +253,12 @@ def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingS
     return RecordingStats(number, size, ranks, missing, foreign)
 
 
-def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = None) -> RankStats:
+def read_rank(path: Path, wanted: Wanted = Wanted(), expected: int | None = None) -> RankStats:  # noqa: B008 - frozen
     """Read one rank's file: what it says of itself, and some tables. HpctkError where it is not of rank `expected`."""
-    contents = rank_reader.read(path, tables)
+    # With h5py, which nobody needs who trains without statistics.
+    from hpctk.stats import rank_reader
+
+    contents = rank_reader.read(path, wanted.tables, wanted.checked)
     rank, size = int(contents.attributes["rank"]), int(contents.attributes["size"])
     if expected is not None and rank != expected:
         raise HpctkError(f"{path}: is the file of rank {rank}, not of {expected}")
@@ -252,14 +268,15 @@ def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = Non
     )  # fmt: skip
 
 
-def _file(path: Path, tables: tuple[str, ...]) -> RunStats:
+def _file(path: Path, wanted: Wanted) -> RunStats:
     """Read one file: a merged one, or a rank's."""
-    attributes = rank_reader.read_attributes(path)
-    if attributes.get("schema") == merged_format.NAME:
-        from hpctk.stats.merged_reader import load_merged
+    from hpctk.stats.merged_reader import load_merged
+    from hpctk.stats.rank_reader import read_attributes
 
-        return load_merged(path, attributes, tables)
-    rank = read_rank(path, tables)
+    attributes = read_attributes(path)
+    if attributes.get("schema") == merged_format.NAME:
+        return load_merged(path, attributes, wanted)
+    rank = read_rank(path, wanted)
     why = f"only {path} was read"
     missing = {other: why for other in range(rank.size) if other != rank.rank}
     number = max(0, int(rank.attributes["recording"]))
