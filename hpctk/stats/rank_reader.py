@@ -68,7 +68,10 @@ def read(path: Path, tables: Sequence[str] = (), checked: Sequence[str] = ALL) -
     """Read what a rank's file says of itself, and some of its tables; of those in `checked` see that they can be."""
     with opened(path) as (root, descriptor):
         attributes = _checked(_attributes(root))
-        columns = {name: _columns(root, schema.TABLES[name]) for name in {"progress", *tables, *checked}}
+        columns = {
+            name: _columns(root, schema.TABLES[name])
+            for name in dict.fromkeys(["progress", *tables, *checked])
+        }
         rows = _values(descriptor, columns["progress"])
         progress = {name: _progress(name, values) for name, values in rows.items()}
         for name in columns:
