@@ -130,13 +130,15 @@ def index_from_json(place: Path, text: str) -> Index:
     try:
         document = json.loads(text)
         if document.get("format") != FORMAT:
-            raise HpctkError(f"{path}: is no index of a checkpoint")
-        rank_file.check_version(path, document.get("version"))
+            raise HpctkError("is no index of a checkpoint")
+        rank_file.check_version(document.get("version"))
         seals = tuple(Seal(int(one["bytes"]), int(one["crc32"])) for one in document["files"])
         index = Index(
             str(document["checkpoint"]), int(document["step"]), int(document["ranks"]), str(document["saved"]),
             str(document["hpctk"]), dict(document["settings"]), seals,
         )  # fmt: skip
+    except HpctkError as error:
+        raise HpctkError(f"{path}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HpctkError(f"{path}: is damaged ({type(error).__name__}: {error})") from None
     if not 0 < index.ranks == len(index.seals):

@@ -33,10 +33,10 @@ def load_checkpoint(
     path : str or Path
         A folder of checkpoints, of which the newest whole one is meant, or one of them.
     opt : DistributedOptimizer
-        Made with the method and settings that saved it.
+        Made with the method that saved it, and its settings.
     model : torch.nn.Module
     strict : bool
-        Whether other settings of the method are an error.
+        Whether other settings of the method are an error; another method is one in any case.
     """
     here = opt.world
     here.agree("load_checkpoint", [("path", path), ("strict", strict)])
@@ -47,8 +47,7 @@ def load_checkpoint(
     try:
         with here.shared_errors(what):
             opt.check_between_steps("load_checkpoint()")
-            if strict:
-                training.check_alike(opt, index.settings)
+            training.check_alike(opt, index.settings, strict=strict)
             for rank in range(here.rank, index.ranks, here.size):
                 rank_file.check(place / rank_file.name(rank), index.seals[rank])
         return _put_back(here, place, index, opt, model, what)

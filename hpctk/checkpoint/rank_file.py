@@ -5,7 +5,7 @@
         structure, ...  the tree (tree.py)
 
 Length and CRC-32 of the whole file stand in the index, so that whatever was cut off or changed is noticed before HDF5
-looks at it.
+looks at it. An index can be forged, too; so nothing in a file may lead out of it (hpctk/hdf5.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
+
+from hpctk import hdf5
 from hpctk.errors import HpctkError
 
 FORMAT, VERSION = "hpctk-checkpoint", 1
@@ -51,8 +54,6 @@ def name(rank: int) -> str:
 
 def write(path: Path, header: Header, structure: str, arrays: dict[str, tuple[Any, str]]) -> Seal:
     """Write a file, whole or not at all, and return its seal once it is on disk."""
-    import h5py
-
     from hpctk.checkpoint import tree
 
     check_room(path.parent, len(structure) + sum(array.nbytes for array, _ in arrays.values()))
@@ -68,7 +69,7 @@ def write(path: Path, header: Header, structure: str, arrays: dict[str, tuple[An
                 )
                 tree.put(file, structure, arrays)
         except (OSError, RuntimeError) as error:
-            raise _plain(error, path) from None
+            raise OSError(f"{path}: {hdf5.reason(error)}") from None
         return _synced_seal(partial)
 
 
@@ -101,7 +102,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def check(path: Path, seal: Seal) -> None:
-    """Raise HpctkError where a file is not what was written."""
+    """Raise HpctkError where a file is not what was written, or takes anything from another one."""
     if not path.exists():
         raise HpctkError(f"{path}: is missing")
     length = path.stat().st_size
@@ -110,37 +111,45 @@ def check(path: Path, seal: Seal) -> None:
         raise HpctkError(f"{path}: {what}: it has {length} bytes, {seal.nbytes} were written")
     if _checksum(path) != seal.crc32:
         raise HpctkError(f"{path}: is damaged: its checksum is not that of what was written")
+    with _hdf5(path) as file:
+        hdf5.check_inside(file["/"].id)
 
 
 @contextmanager
 def opened(path: Path, header: Header) -> Iterator[Any]:
-    """Open a file whose seal has been checked, and make sure that it belongs to the checkpoint."""
-    import h5py
-
-    try:
-        file = h5py.File(path, "r", locking="best-effort")
-    except OSError as error:
-        raise HpctkError(f"{path}: is no HDF5 file ({error})") from None
-    with file:
+    """Open a file that has been checked, and make sure that it belongs to the checkpoint; errors name the file."""
+    with _hdf5(path) as file:
         kept = dict(file.attrs)
         if kept.get("format") != FORMAT:
-            raise HpctkError(f"{path}: is no file of a checkpoint")
-        check_version(path, kept.get("version"))
+            raise HpctkError("is no file of a checkpoint")
+        check_version(kept.get("version"))
         found = Header(str(kept.get("checkpoint")), int(kept.get("rank", -1)), int(kept.get("ranks", -1)))
         if found != header:
             raise HpctkError(
-                f"{path}: belongs to another checkpoint: it is rank {found.rank} of {found.ranks} of "
+                f"belongs to another checkpoint: it is rank {found.rank} of {found.ranks} of "
                 f"{found.checkpoint}, wanted is rank {header.rank} of {header.ranks} of {header.checkpoint}"
             )
         yield file
 
 
-def check_version(path: Path, version: Any) -> None:
+@contextmanager
+def _hdf5(path: Path) -> Iterator[Any]:
+    """Open a file with HDF5; errors in the block name it."""
+    try:
+        with h5py.File(path, "r", locking="best-effort") as file:
+            yield file
+    except HpctkError as error:
+        raise HpctkError(f"{path}: {error}") from None
+    except hdf5.ERRORS as error:
+        raise HpctkError(f"{path}: cannot be read by HDF5 ({hdf5.reason(error)})") from None
+
+
+def check_version(version: Any) -> None:
     """Raise HpctkError for a format that this hpctk does not read."""
     if version != VERSION:
         newer = isinstance(version, int) and version > VERSION
         advice = "it was written by a newer hpctk: install that one" if newer else "it is unknown"
-        raise HpctkError(f"{path}: format version {version}, this hpctk reads {VERSION}; {advice}")
+        raise HpctkError(f"format version {version}, this hpctk reads {VERSION}; {advice}")
 
 
 def _synced_seal(path: Path) -> Seal:
@@ -176,9 +185,3 @@ def _checksum(path: Path) -> int:
         while length := file.readinto(block):
             checksum = zlib.crc32(block[:length], checksum)
     return checksum
-
-
-def _plain(error: Exception, path: Path) -> OSError:
-    """Return HDF5's error in one line: what the system said, where it tells."""
-    number = getattr(error, "errno", None)
-    return OSError(f"{path}: {os.strerror(number)}" if number else f"{path}: {' '.join(str(error).split())}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from hpctk.checkpoint import folder, rank_file, tree
@@ -48,8 +49,6 @@ def _state(file: Path, rank: int, index: folder.Index) -> str:
 
 
 def _inside(path: Path, tensors: bool) -> dict[str, Any]:
-    import h5py
-
     with h5py.File(path, "r") as file:
         names: list[str] = []
         file.visit(names.append)

@@ -150,13 +150,18 @@ def copied(tree: Any) -> Any:
     return tree
 
 
-def check_alike(opt: Trainer, kept: Mapping[str, Any]) -> None:
-    """Raise SettingError where the checkpoint was made by another method, or by other settings of it."""
+def check_alike(opt: Trainer, kept: Mapping[str, Any], *, strict: bool) -> None:
+    """Raise SettingError where the checkpoint was made by another method, or, if `strict`, by other settings of it."""
     mine = settings(opt)
     differing = [key for key in {**kept, **mine} if kept.get(key) != mine.get(key)]
-    if differing:
-        key = "method" if "method" in differing else differing[0]
+    key = "method" if "method" in differing else next(iter(differing), "")
+    text = f"the checkpoint was made with {key}={kept.get(key)}, this optimizer has {key}={mine.get(key)}"
+    if key == "method":
         raise SettingError(
-            f"the checkpoint was made with {key}={kept.get(key)}, this optimizer has {key}={mine.get(key)}. Make it "
-            "with the same, or load with strict=False if you mean to change it."
+            f"{text}, to which its state means nothing. Load it into an optimizer with {kept.get(key)}; to go on by "
+            f"{mine.get(key)}, make one with that for the model once it is loaded."
+        )
+    if strict and differing:
+        raise SettingError(
+            f"{text}. Make it with the same, or load with strict=False if you mean to change it."
         )

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--copy", action="store_true", help="copy the rows, compressed, instead of pointing to them"
     )
     kind.add_argument(
-        "--virtual", action="store_true", help="point to the ranks' files however many there are"
+        "--virtual",
+        action="store_true",
+        help="point to the ranks' files however many there are, and wherever",
     )
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
 
@@ -37,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the file and say what is in it, and what is missing."""
     from hpctk.cli.table import bytes_text
     from hpctk.errors import HpctkError
-    from hpctk.stats.merge import MOST_VIEWED, merge
+    from hpctk.stats.merge import merge, why_copy
     from hpctk.stats.place import statistics_of
     from hpctk.stats.read import MERGED, load
 
@@ -46,12 +48,11 @@ def run(options: argparse.Namespace) -> int:
     folder = statistics_of(options.path)
     stats = load(folder)
     files = sum(len(recording.ranks) for recording in stats.recordings)
-    copy = options.copy or (files > MOST_VIEWED and not options.virtual)
     target = options.output or folder / MERGED
+    why = "" if options.copy or options.virtual else why_copy(stats, target)
+    copy = options.copy or bool(why)
     merge(stats, target, copy=copy, force=options.force)
-    remarks = []
-    if copy and not options.copy:
-        remarks.append(f"{files} files are more than most programs may open at once: this is a copy")
+    remarks = [f"{why}: this is a copy"] if why else []
     remarks += [
         f"recording {one.number}: {why}"
         for one in stats.recordings

@@ -54,12 +54,12 @@ def run(options: argparse.Namespace) -> int:
 def _one(options: argparse.Namespace) -> int:
     from hpctk.stats.place import statistics_of
     from hpctk.stats.read import load
-    from hpctk.stats.report.account import account
+    from hpctk.stats.report.account import TABLES, account
     from hpctk.stats.report.document import document
     from hpctk.stats.report.text import text
 
     steps = steps_of(options.steps)
-    loaded = load(statistics_of(options.runs[0]))
+    loaded = load(statistics_of(options.runs[0]), checked=TABLES)
     found = account(loaded)
     shown = document(found)
     if options.html:
@@ -77,10 +77,10 @@ def _several(options: argparse.Namespace) -> int:
     from hpctk.stats.place import statistics_of
     from hpctk.stats.read import load
     from hpctk.stats.report import compare
-    from hpctk.stats.report.account import account
+    from hpctk.stats.report.account import TABLES, account
     from hpctk.stats.report.document import document
 
-    documents = [document(account(load(statistics_of(path)))) for path in options.runs]
+    documents = [document(account(load(statistics_of(path), checked=TABLES))) for path in options.runs]
     found = compare.comparison(documents)
     if options.html:
         from hpctk.stats.report.compare_page import page

@@ -4,7 +4,7 @@
     recorder    what a collective tells about itself, and the counter that always listens
     tally       what an optimizer has done so far
     recording   the recorder that writes files: rank_file, traffic, metadata, clock
-    read        a run folder as Python objects (`hpctk.stats.load`): rank_reader, plain_hdf5, plain_messages
+    read        a run folder as Python objects (`hpctk.stats.load`): rank_reader
     merge       all ranks in one file: merged_format, merged_datasets, merged_reader
 
 Only `load` is imported from here; numpy comes with it.

@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpctk import hdf5
 from hpctk._version import __version__
 from hpctk.errors import HpctkError
 from hpctk.stats import merged_datasets as datasets
@@ -26,7 +27,7 @@ from hpctk.stats.read import FILE, RankStats, RecordingStats, RunStats
 from hpctk.stats.schema import Column, TableFormat
 
 #: A view opens every rank's file when it is read. Beyond the limit of open files (ulimit -n, mostly 1024) HDF5 says
-#: nothing and gives fill values: with more files than this a copy is made unless a view is asked for.
+#: nothing and gives fill values.
 MOST_VIEWED = 900
 #: What is the same for all ranks, or near enough: of the first that is there.
 COMMON = (
@@ -45,6 +46,16 @@ class Place:
     rank: RankStats
     first: dict[str, int]
     rows: dict[str, int]
+
+
+def why_copy(run: RunStats, target: Path) -> str:
+    """Return why a view on a run would not do, empty where it would."""
+    files = sum(len(recording.ranks) for recording in run.recordings)
+    if files > MOST_VIEWED:
+        return f"{files} files are more than most programs may open at once"
+    if ".." in Path(_relative(run.path, target)).parts:
+        return "a view lies in the folder of its run, or above it"
+    return ""
 
 
 def merge(run: RunStats, target: Path, *, copy: bool = False, force: bool = False) -> None:
@@ -69,9 +80,7 @@ def merge(run: RunStats, target: Path, *, copy: bool = False, force: bool = Fals
             _fill(file, run, target, copy)
         unfinished.replace(target)
     except (OSError, RuntimeError, ValueError) as error:
-        number = getattr(error, "errno", None)
-        why = os.strerror(number) if number else " ".join(str(error).split())
-        raise HpctkError(f"{target}: cannot be written ({why})") from None
+        raise HpctkError(f"{target}: cannot be written ({hdf5.reason(error)})") from None
     finally:
         with suppress(OSError):
             unfinished.unlink()

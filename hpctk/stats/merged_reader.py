@@ -1,22 +1,28 @@
 """Merged files read back: a view by what it is a view of, a copy by itself.
 
-A view (virtual datasets) says where its run is, and that is read. A copy's table of ranks is plain and read like a
-rank's file; its other tables are compressed, so HDF5 reads them, once their shapes agree with that table and no more is
-declared than compressed bytes can hold.
+A view says where its run is, below its own folder, and the ranks' files there are read; its virtual datasets, which
+could name any file, never are. A copy's table of ranks is plain and read like a rank's file; its other tables are
+compressed, so HDF5 reads them, once their shapes agree with that table and no more is declared than compressed bytes
+can hold.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
+from hpctk import hdf5
 from hpctk.errors import HpctkError
 from hpctk.stats import merged_format, rank_reader, schema
 from hpctk.stats.merged_format import JOINED, OWN, RANKS
-from hpctk.stats.rank_reader import Table
-from hpctk.stats.read import RankStats, RecordingStats, RunStats, load
+from hpctk.stats.read import RankStats, RecordingStats, RunStats, Wanted, load
+from hpctk.stats.schema import Table
 
 #: Bytes that one byte of deflate can stand for.
 _MOST_DENSE = 1032
@@ -24,28 +30,31 @@ _MOST_DENSE = 1032
 _CHUNK_BYTES = 1 << 28
 #: Rows of peers that are read at once.
 _BLOCK = 64
-_SHUFFLE, _DEFLATE = 2, 1
 
 
-def load_merged(path: Path, attributes: dict[str, Any], tables: tuple[str, ...]) -> RunStats:
+def load_merged(path: Path, attributes: dict[str, Any], wanted: Wanted) -> RunStats:
     """Read a merged file whose root has these attributes."""
     try:
         rank_reader.check_version(attributes.get("schema_version"), merged_format.VERSION)
         if attributes.get("storage") == "copy":
             kept = {name: value for name, value in attributes.items() if name not in OWN}
             common = {**rank_reader.typed(kept), "schema": schema.NAME, "schema_version": schema.VERSION}
-            return _load_copy(path, common, tables)
+            return _load_copy(path, common, wanted.tables)
     except HpctkError as error:
         raise HpctkError(str(error) if str(error).startswith(f"{path}: ") else f"{path}: {error}") from None
     run = attributes.get("run")
     if not isinstance(run, str) or not run or "\0" in run:
         raise HpctkError(f"{path}: is damaged: it does not say where its run is")
+    if Path(run).is_absolute() or ".." in Path(run).parts:
+        raise HpctkError(
+            f"{path}: is a view of {run}, outside its own folder: load that one if you trust the file"
+        )
     folder = path.parent / run
     if not folder.is_dir():
         raise HpctkError(
             f"{path}: is a view of {folder}, which is not there (hpctk merge --copy stands by itself)"
         )
-    return load(folder, tables)
+    return load(folder, wanted.tables, checked=wanted.checked)
 
 
 def _load_copy(path: Path, common: dict[str, Any], tables: tuple[str, ...]) -> RunStats:
@@ -64,11 +73,10 @@ def _load_copy(path: Path, common: dict[str, Any], tables: tuple[str, ...]) -> R
         if not row["present"]:
             found[number].missing[rank] = row["reason"].decode(errors="replace")
             continue
-        reader = _RankOfCopy(
-            copy, {name: (first[name], _rows(name, row)) for name in JOINED}, (index[number], rank, size)
-        )
         progress = {column.name: row[column.name] for column in schema.PROGRESS.columns}
-        one = RankStats(path, rank, size, {**common, **_described(row)}, environment, progress, _read=reader)
+        places = {name: (first[name], _rows(name, row)) for name in JOINED}
+        source = _RankOfCopy(copy, places, (index[number], rank, size), progress)
+        one = RankStats(path, rank, size, {**common, **_described(row)}, environment, progress, {}, source)
         one.keep(tables)
         found[number].ranks[rank] = one
         first = {name: first[name] + _rows(name, row) for name in JOINED}
@@ -113,32 +121,38 @@ def _rows(name: str, row: dict[str, Any]) -> int:
     return int(row.get(f"{name}_rows", schema.SIZE_BINS))
 
 
+@dataclass(frozen=True)
 class _RankOfCopy:
-    """Reads one rank's part of a copy."""
+    """One rank's part of a copy: first row and number of rows by table, recording, rank and size in peers."""
 
-    def __init__(self, copy: _Copy, place: dict[str, tuple[int, int]], cell: tuple[int, int, int]) -> None:
-        self._copy, self._place, self._cell = copy, place, cell
+    copy: _Copy
+    places: dict[str, tuple[int, int]]
+    cell: tuple[int, int, int]
+    progress: dict[str, Any]
 
-    def __call__(self, path: Path, names: list[str], progress: dict[str, Any], _: object) -> dict[str, Table]:
-        found: dict[str, Table] = {}
-        for name in names:
-            if name == "progress":
-                columns = schema.PROGRESS.columns
-                found[name] = {c.name: np.array([progress[c.name]], c.kind) for c in columns}
-            elif name == "peers":
-                found[name] = self._copy.peers(*self._cell)
-            elif name in JOINED:
-                found[name] = self._copy.rows(name, *self._place[name])
-            else:
-                raise HpctkError(f"{path}: has no table {name!r}; there are {', '.join(schema.TABLES)}")
-        return found
+    def read(
+        self, tables: Sequence[str], columns: Sequence[str] | None = None, rows: slice = slice(None)
+    ) -> dict[str, Table]:
+        """Return tables, or some columns and rows of them."""
+        found = {name: self._table(name) for name in tables}
+        return {
+            name: {column: table[column][rows] for column in columns or table}
+            for name, table in found.items()
+        }
+
+    def _table(self, name: str) -> Table:
+        if name == "progress":
+            return {c.name: np.array([self.progress[c.name]], c.kind) for c in schema.PROGRESS.columns}
+        if name == "peers":
+            return self.copy.peers(*self.cell)
+        return self.copy.rows(name, *self.places[name])
 
 
 class _Copy:
     """The compressed tables of a copy; ranks that follow each other share what is unpacked for them."""
 
     def __init__(self, path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-        self._path, self._shapes = path, shapes
+        self.path, self._shapes = path, shapes
         self._window: dict[str, tuple[int, int, Table]] = {}
         self._block: tuple[tuple[int, int], Table] | None = None
 
@@ -163,39 +177,24 @@ class _Copy:
         return {"peer": np.arange(size), **rows}
 
     def _columns(self, name: str, columns: Any, place: Any) -> Table:
-        import h5py
-
-        try:
-            with h5py.File(self._path, "r", locking="best-effort") as file:
-                group = file[name]
-                return {c.name: self._checked(group, name, c)[place].astype(c.kind) for c in columns}
-        except HpctkError as error:
-            raise HpctkError(f"{self._path}: {error}") from None
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            # h5py gives HDF5's errors as any of these.
-            raise HpctkError(f"{self._path}: is damaged ({' '.join(str(error).split())})") from None
+        with rank_reader.opened(self.path) as (root, _):
+            group = hdf5.group(root, name)
+            return {c.name: self._checked(group, name, c)[place].astype(c.kind) for c in columns}
 
     def _checked(self, group: Any, name: str, column: schema.Column) -> Any:
         """Return a dataset once it is what `hpctk merge --copy` writes, and no longer than it can be."""
-        import h5py
-
-        called = f"{name}/{column.name}"
-        if group.get(column.name, getlink=True, getclass=True) is not h5py.HardLink:
-            raise HpctkError(f"is not as hpctk writes it: {called} is a link to elsewhere")
-        data = group[column.name]
-        if not isinstance(data, h5py.Dataset) or data.is_virtual or data.external:
-            raise HpctkError(f"is not as hpctk writes it: {called} is not in it")
-        if data.dtype.kind != np.dtype(column.kind).kind or data.dtype.itemsize > 1024:
+        called, shape = f"{name}/{column.name}", self._shapes[name]
+        data = h5py.Dataset(hdf5.dataset(group, column.name))
+        if data.dtype.kind != np.dtype(column.kind).kind or data.dtype.itemsize > rank_reader.LONGEST_TEXT:
             raise HpctkError(f"is damaged: {called} is of type {data.dtype.str}, not {column.kind}")
-        shape = self._shapes[name]
         if data.shape != shape:
             raise HpctkError(f"is damaged: {called} has the shape {data.shape}, not {shape}")
+        chunk = math.prod(data.chunks or (1,)) * data.dtype.itemsize
         plan = data.id.get_create_plist()
         filters = {plan.get_filter(i)[0] for i in range(plan.get_nfilters())}
-        chunk = int(np.prod(data.chunks or (1,), dtype=object)) * data.dtype.itemsize
-        if not filters <= {_SHUFFLE, _DEFLATE} or chunk > _CHUNK_BYTES:
+        if not filters <= {h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE} or chunk > _CHUNK_BYTES:
             raise HpctkError(f"is not as hpctk writes it: {called} is packed in another way")
-        length = int(np.prod(data.shape, dtype=object)) * data.dtype.itemsize
+        length = math.prod(shape) * data.dtype.itemsize
         # Of peers a few rows are read at a time, and those of absent ranks are nowhere.
         if name != "peers" and length > data.id.get_storage_size() * _MOST_DENSE + chunk:
             raise HpctkError(f"is damaged: {called} declares {length} bytes that are not there")

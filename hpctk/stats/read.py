@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from hpctk.errors import HpctkError
-from hpctk.stats import merged_format, rank_reader, schema
-from hpctk.stats.rank_reader import Table
+from hpctk.stats import merged_format, schema
+from hpctk.stats.schema import Table
 
 #: The name of a rank's file.
 FILE = re.compile(r"rank-(\d{5,9})\.h5")
@@ -41,6 +41,23 @@ def file_name(rank: int) -> str:
 def folder_name(recording: int) -> str:
     """Return the name of a recording's folder."""
     return f"{recording:03d}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Tables that are read at once, and those that are looked at."""
+
+    tables: tuple[str, ...] = ()
+    checked: tuple[str, ...] = tuple(schema.TABLES)
+
+
+class Source(Protocol):
+    """Where a rank's tables are read from."""
+
+    def read(
+        self, tables: Sequence[str], columns: Sequence[str] | None = None, rows: slice = slice(None)
+    ) -> dict[str, Table]:
+        """Return tables, or some columns and rows of them."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +83,7 @@ class RankStats:
     environment: dict[str, str]
     progress: dict[str, Any]
     _kept: dict[str, Table] = field(default_factory=dict, repr=False, compare=False)
-    _read: Callable[..., dict[str, Table]] = field(default=rank_reader.read_tables, repr=False, compare=False)
-    _layout: rank_reader.Layout | None = field(default=None, repr=False, compare=False)
+    _source: Source | None = field(default=None, repr=False, compare=False)
 
     def keep(self, names: Iterable[str]) -> None:
         """Read tables and keep them in memory."""
@@ -79,16 +95,17 @@ class RankStats:
 
     def tables(self, *names: str) -> dict[str, Table]:
         """Return several tables, by name; the file is opened once, or not at all for what `load` has kept."""
+        for name in names:
+            _check_table(name)
         rest = [name for name in names if name not in self._kept]
-        found = self._read(self.path, rest, self.progress, self._layout) if rest else {}
+        found = self._source.read(rest) if rest and self._source else {}
         return {name: self._kept[name] if name in self._kept else found[name] for name in names}
 
     def part(self, name: str, columns: Sequence[str], rows: slice = slice(None)) -> Table:
         """Return some columns and rows of a table, for one that may be long: no more than that is read."""
-        if name in self._kept or self._read is not rank_reader.read_tables:
-            table = self.table(name)
-            return {column: table[column][rows] for column in columns}
-        return rank_reader.read_part(self.path, name, self.progress, columns, rows)
+        if name in self._kept or self._source is None:
+            return {column: self._kept[name][column][rows] for column in columns}
+        return self._source.read([name], columns, rows)[name]
 
 
 @dataclass(frozen=True)
@@ -148,7 +165,7 @@ class RunStats:
         return _joined(name, ranks, lambda rank: {"recording": numbers[id(rank)], "rank": rank.rank})
 
 
-def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
+def load(path: str | Path, tables: Iterable[str] = (), *, checked: Iterable[str] = schema.TABLES) -> RunStats:
     """Read statistics: of a run, of one recording, of one rank, or a merged file.
 
     Parameters
@@ -157,6 +174,9 @@ def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
         A run folder, the folder of a recording in it, one rank's file, or what `hpctk merge` made.
     tables : iterable of str
         Tables to read at once and keep in memory; others are read when they are asked for.
+    checked : iterable of str
+        Tables that are looked at in every rank's file, so that a rank with a damaged one is missing. What is wrong with
+        others is an error when they are read; that makes loading a thousand ranks quicker.
 
     Returns
     -------
@@ -167,8 +187,8 @@ def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
     HpctkError
         Where there is nothing to read; in one line, with what is wrong.
     """
-    place, wanted = Path(path), tuple(tables)
-    for name in wanted:
+    place, wanted = Path(path), Wanted(tuple(tables), tuple(checked))
+    for name in (*wanted.tables, *wanted.checked):
         _check_table(name)
     try:
         if place.is_dir():
@@ -180,7 +200,7 @@ def load(path: str | Path, tables: Iterable[str] = ()) -> RunStats:
     return _file(place, wanted)
 
 
-def _folder(folder: Path, tables: tuple[str, ...]) -> RunStats:
+def _folder(folder: Path, wanted: Wanted) -> RunStats:
     names = sorted(one.name for one in folder.iterdir())
     if any(FILE.fullmatch(name) for name in names):
         name = folder.resolve().name
@@ -191,7 +211,7 @@ def _folder(folder: Path, tables: tuple[str, ...]) -> RunStats:
     recordings, unreadable = [], {}
     for number, one in folders.items():
         try:
-            recordings.append(_recording(number, one, tables))
+            recordings.append(_recording(number, one, wanted))
         except HpctkError as error:
             unreadable[number] = str(error)
     if recordings:
@@ -201,7 +221,7 @@ def _folder(folder: Path, tables: tuple[str, ...]) -> RunStats:
     raise HpctkError(why)
 
 
-def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingStats:
+def _recording(number: int, folder: Path, wanted: Wanted) -> RecordingStats:
     try:
         names = [one.name for one in folder.iterdir()]
     except OSError as error:
@@ -209,7 +229,7 @@ def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingS
     found, bad = {}, {}
     for rank in sorted({int(match[1]) for name in names if (match := FILE.fullmatch(name))}):
         try:
-            found[rank] = read_rank(folder / file_name(rank), tables, rank)
+            found[rank] = read_rank(folder / file_name(rank), wanted, rank)
         except HpctkError as error:
             bad[rank] = str(error)
     if not found:
@@ -233,26 +253,30 @@ def _recording(number: int, folder: Path, tables: tuple[str, ...]) -> RecordingS
     return RecordingStats(number, size, ranks, missing, foreign)
 
 
-def read_rank(path: Path, tables: Sequence[str] = (), expected: int | None = None) -> RankStats:
+def read_rank(path: Path, wanted: Wanted = Wanted(), expected: int | None = None) -> RankStats:  # noqa: B008 - frozen
     """Read one rank's file: what it says of itself, and some tables. HpctkError where it is not of rank `expected`."""
-    contents = rank_reader.read(path, tables)
+    # With h5py, which nobody needs who trains without statistics.
+    from hpctk.stats import rank_reader
+
+    contents = rank_reader.read(path, wanted.tables, wanted.checked)
     rank, size = int(contents.attributes["rank"]), int(contents.attributes["size"])
     if expected is not None and rank != expected:
         raise HpctkError(f"{path}: is the file of rank {rank}, not of {expected}")
     return RankStats(
-        path, rank, size, contents.attributes, contents.environment, contents.progress,
-        contents.tables, _layout=contents.layout,
+        path, rank, size, contents.attributes, contents.environment, contents.progress, contents.tables,
+        rank_reader.RankRows(path, contents),
     )  # fmt: skip
 
 
-def _file(path: Path, tables: tuple[str, ...]) -> RunStats:
+def _file(path: Path, wanted: Wanted) -> RunStats:
     """Read one file: a merged one, or a rank's."""
-    attributes = rank_reader.read_attributes(path)
-    if attributes.get("schema") == merged_format.NAME:
-        from hpctk.stats.merged_reader import load_merged
+    from hpctk.stats.merged_reader import load_merged
+    from hpctk.stats.rank_reader import read_attributes
 
-        return load_merged(path, attributes, tables)
-    rank = read_rank(path, tables)
+    attributes = read_attributes(path)
+    if attributes.get("schema") == merged_format.NAME:
+        return load_merged(path, attributes, wanted)
+    rank = read_rank(path, wanted)
     why = f"only {path} was read"
     missing = {other: why for other in range(rank.size) if other != rank.rank}
     number = max(0, int(rank.attributes["recording"]))

@@ -8,8 +8,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+
+#: A table as arrays by column.
+Table = dict[str, Any]
 
 NAME = "hpctk-stats"
 #: Raised when a reader of the version before would misread the file. Readers take their own version and older ones.

@@ -1,7 +1,9 @@
 """`hpctk checkpoint inspect`: what is inside, and what is wrong, from outside of a job."""
 
 import json
+import zlib
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -66,6 +68,42 @@ def test_tensors(tmp_path, capsys):
     assert found["model/state/w"]["norm"] == pytest.approx(np.sqrt(24))
     assert found["model/state/w"]["shape"] == "2x3"
     assert found["model/state/half"]["dtype"] == "bfloat16"
+
+
+def raw(file, other, shape):
+    file.create_dataset("w", shape, "<f4", external=[(str(other), 0, 24)])
+
+
+def virtual(file, other, shape):
+    layout = h5py.VirtualLayout(shape, "<f4")
+    layout[:] = h5py.VirtualSource(str(other), "w", shape)
+    file.create_virtual_dataset("w", layout)
+
+
+def external_link(file, other, shape):
+    file["w"] = h5py.ExternalLink(str(other), "w")
+
+
+def soft_link(file, other, shape):
+    file["w"] = h5py.SoftLink("/method/residuals/w")
+
+
+@pytest.mark.parametrize("way", [raw, virtual, external_link, soft_link])
+def test_what_leads_out_of_a_file_is_told(tmp_path, capsys, way):
+    place, other = made(tmp_path, 10, ranks=1), tmp_path / "other.h5"
+    with h5py.File(other, "w") as file:
+        file["w"] = np.full((2, 3), 7, "<f4")
+    path = place / "rank-00000.h5"
+    with h5py.File(path, "r+") as file:
+        del file["model/state/w"]
+        way(file["model/state"], other, (2, 3))
+    data, index = path.read_bytes(), json.loads((place / "index.json").read_text())
+    index["files"][0] |= {"bytes": len(data), "crc32": zlib.crc32(data)}
+    (place / "index.json").write_text(json.dumps(index))
+    code, out, _ = inspect(capsys, place)
+    assert code == 1
+    wrong = "is a link to elsewhere" if "link" in way.__name__ else "lies in another file"
+    assert f"is not as hpctk writes it: model/state/w {wrong}" in out
 
 
 def test_damage_is_told_and_is_an_error(tmp_path, capsys):

@@ -1,9 +1,10 @@
-"""Reports on files with bytes overwritten: what can be read is shown, nothing raises, nothing becomes markup."""
+"""Reports on files with values overwritten: what can be read is shown, nothing raises, nothing becomes markup."""
 
 import io
 import json
 import random
 
+import h5py
 import pytest
 from stats_files import write_run
 
@@ -25,27 +26,45 @@ NASTY = (
 )  # fmt: skip
 
 
-def spoiled(data, rng):
-    bytes_ = bytearray(data)
-    for _ in range(rng.choice([1, 20, 500])):
-        place = rng.randrange(len(bytes_) // 8) * 8
-        bytes_[place : place + 8] = rng.choice(NASTY) if rng.random() < 0.7 else rng.randbytes(8)
-    return bytes(bytes_)
+def spoil(path, data, places, rng):
+    """Write a file with some of its values replaced; of HDF5's own bytes none."""
+    spoiled = bytearray(data)
+    for place in rng.choices(places, k=rng.choice([1, 20, 500])):
+        spoiled[place : place + 8] = rng.choice(NASTY) if rng.random() < 0.7 else rng.randbytes(8)
+    path.write_bytes(spoiled)
+    if rng.random() < 0.5:
+        with h5py.File(path, "r+") as file:
+            for name in rng.sample(("host", "method", "settings", "communicator", "command", "run_id"), 2):
+                file.attrs.modify(name, rng.choice(NASTY).rstrip(b"\0") or b"?")
+            for name in rng.sample(("clock_offset_s", "began_unix_s", "clock_error_s"), 2):
+                file.attrs.modify(name, rng.choice((float("nan"), float("inf"), -1e300, 1e18)))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run, and what its files hold."""
+    """A run, what its files hold, and where every eight bytes of their columns lie."""
     run = write_run(tmp_path_factory.mktemp("fuzz"), 3, steps=6)
-    return run, {path: path.read_bytes() for path in sorted(run.glob("*/*.h5"))}
+    files = {}
+    for path in sorted(run.glob("*/*.h5")):
+        with h5py.File(path) as file:
+            columns = [dataset.id for group in file.values() for dataset in group.values()]
+            places = [
+                place
+                for column in columns
+                for place in range(
+                    column.get_offset() or 0, (column.get_offset() or 0) + column.get_storage_size() - 7, 8
+                )
+            ]
+        files[path] = path.read_bytes(), places
+    return run, files
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", range(40))
-def test_overwritten_files(made, seed):
+def test_overwritten_values(made, seed):
     (run, files), rng = made, random.Random(seed)
     for path in list(files)[1:]:
-        path.write_bytes(spoiled(files[path], rng))
+        spoil(path, *files[path], rng)
     # One file is whole, so there is something to show.
     stats = load(run)
     found = account(stats)

@@ -36,7 +36,10 @@ def changed(path, change):
     [
         (b"", "is empty"),
         (b"\x89HD", "is no HDF5 file"),
-        (b"\x89HDF\r\n\x1a\n", "is cut off"),
+        (
+            b"\x89HDF\r\n\x1a\n",
+            "is damaged (Unable to synchronously open file (bad byte number in an address))",
+        ),
         (b"GIF89a" * 100, "is no HDF5 file"),
         (b"\0" * 4096, "is no HDF5 file"),
     ],
@@ -49,8 +52,9 @@ def test_no_hdf5(tmp_path, content, wanted):
 
 def test_cut_off(path):
     data = path.read_bytes()
-    path.write_bytes(data[:-1])
-    assert refused(path) == f"is cut off: it has {len(data) - 1} bytes of {len(data)}"
+    for length in (100, 1000, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        assert refused(path).startswith("is cut off (")
 
 
 def test_foreign_hdf5(tmp_path):
@@ -59,8 +63,8 @@ def test_foreign_hdf5(tmp_path):
         file["x"] = np.arange(10)
     with h5py.File(new, "w", libver="latest") as file:
         file["x"] = np.arange(10)
-    assert refused(old) == "is no statistics file of hpctk (its attribute schema is not 'hpctk-stats')"
-    assert "is HDF5, but not as hpctk lays it out (superblock" in refused(new)
+    for path in (old, new):
+        assert refused(path) == "is no statistics file of hpctk (its attribute schema is not 'hpctk-stats')"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ STEPS = 20
         (lambda file: file.__delitem__("calls"), "lacks calls"),
         (lambda file: file.__delitem__("steps/loss"), "lacks steps/loss"),
         (lambda file: file.__delitem__("progress"), "lacks progress"),
-        (replaced("steps", data=np.arange(3)), "is not as hpctk lays it out: a table is no plain group"),
+        (replaced("steps", data=np.arange(3)), "is damaged (Unable to synchronously open group"),
         (
             replaced("steps/loss", data=np.zeros(STEPS, "<f4")),
             "is damaged: steps/loss is of type <f4, not <f8",
@@ -141,32 +145,32 @@ STEPS = 20
         (replaced("calls/tensor", data=np.arange(40)), "is damaged: calls/tensor is of type <i8, not S64"),
         (
             replaced("calls/tensor", data=["x"] * 40),
-            "is not as hpctk writes it: calls/tensor has a type that",
+            "is damaged: calls/tensor is of type |O, not S64",
         ),
         (
             replaced("calls/tensor", data=np.zeros(40, "S2000")),
             "is damaged: calls/tensor has text of 2000 bytes",
         ),
-        (
-            replaced("steps/loss", data=np.zeros((STEPS, 1))),
-            "is not as hpctk writes it: steps/loss is not one-dim",
-        ),
-        (replaced("steps/loss", data=0.0), "is not as hpctk writes it: steps/loss is not one-dimensional"),
+        (replaced("steps/loss", data=0.0), "is damaged: the columns of steps have 1 to 20 rows"),
         (
             replaced("steps/loss", data=np.zeros(STEPS - 1)),
             "is damaged: the columns of steps have 19 to 20 rows",
         ),
         (
             replaced("steps/loss", shape=(10**12,), dtype="<f8"),
-            "is not as hpctk writes it: steps/loss declares 1000000000000 rows that are not there",
+            "is damaged: the columns of steps have 0 to 20 rows",
         ),
         (
             replaced("steps/loss", shape=(10**12,), dtype="<f8", chunks=(1024,)),
-            "is not as hpctk writes it: steps/loss is stored chunked",
+            "is damaged: the columns of steps have 0 to 20 rows",
+        ),
+        (
+            replaced("steps/loss", data=np.zeros(STEPS), chunks=(4,)),
+            "is not as hpctk writes it: steps/loss does not lie in one piece",
         ),
         (
             replaced("steps/loss", data=np.zeros(STEPS), compression="gzip"),
-            "is not as hpctk writes it: steps/loss is compressed",
+            "is not as hpctk writes it: steps/loss does not lie in one piece",
         ),
         (
             replaced("steps/loss", shape=(STEPS,), dtype="<f8", external=[("/dev/zero", 0, 160)]),
@@ -203,7 +207,19 @@ def test_links_are_not_followed(path, tmp_path):
     changed(path, soft)
     assert refused(path) == "is not as hpctk writes it: steps/loss is a link to elsewhere"
     changed(path, external)
-    assert refused(path).startswith("is not as hpctk")
+    assert refused(path) == "is not as hpctk writes it: steps/loss is a link to elsewhere"
+
+
+@pytest.mark.parametrize("name", ["steps", "environment"])
+def test_groups_are_not_taken_from_another_file(path, tmp_path, name):
+    other = write_rank(tmp_path / "other", 1, 2)
+
+    def change(file):
+        del file[name]
+        file[name] = h5py.ExternalLink(str(other), name)
+
+    changed(path, change)
+    assert refused(path) == f"is not as hpctk writes it: {name} is a link to elsewhere"
 
 
 def test_virtual_columns_are_not_followed(path, tmp_path):
@@ -215,7 +231,7 @@ def test_virtual_columns_are_not_followed(path, tmp_path):
         file.create_virtual_dataset("steps/loss", layout)
 
     changed(path, change)
-    assert refused(path).startswith("is not as hpctk writes it: steps/loss is stored virtual")
+    assert refused(path).startswith("is not as hpctk writes it: steps/loss lies in another file")
 
 
 def test_groups_in_themselves(path):
@@ -245,13 +261,13 @@ def test_columns_upon_each_other(path):
         columns = [file["steps"][column.name].id for column in schema.STEPS.columns]
         places = [(h5py.h5o.get_info(column).addr, column.get_offset()) for column in columns]
     data = bytearray(path.read_bytes())
-    rows, old = len(data) // 8, STEPS.to_bytes(8, "little")
+    rows, old = len(data) // 8 - 12, STEPS.to_bytes(8, "little")
     for header, offset in places:
         # A dataspace: version 1, one dimension, its largest size given, too.
-        shape = data.index(b"\1\1\1" + bytes(5) + old, header) + 8
-        data[shape : shape + 8] = rows.to_bytes(8, "little")
+        shape = data.index(b"\1\1\1" + bytes(5) + old + old, header) + 8
+        data[shape : shape + 16] = 2 * rows.to_bytes(8, "little")
         layout = data.index(offset.to_bytes(8, "little") + (8 * STEPS).to_bytes(8, "little"))
-        data[layout : layout + 16] = bytes(8) + (8 * rows).to_bytes(8, "little")
+        data[layout : layout + 16] = (96).to_bytes(8, "little") + (8 * rows).to_bytes(8, "little")
     path.write_bytes(data)
     assert refused(path) == "is damaged: steps is longer than the file"
 
@@ -282,12 +298,3 @@ def test_what_a_newer_writer_adds_is_ignored(path):
     assert list(stats.table("steps")) == [column.name for column in schema.STEPS.columns]
     assert stats.attributes["newest"] == 7
     assert "newer" not in stats.attributes
-
-
-def test_more_links_than_anybody_needs(path):
-    def change(file):
-        for number in range(5000):
-            file["steps"][f"n{number}"] = file["steps/step"]
-
-    changed(path, change)
-    assert refused(path).startswith("is damaged: ")

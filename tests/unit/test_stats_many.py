@@ -8,9 +8,8 @@ import pytest
 from stats_files import write_many, write_run
 
 import hpctk.stats
-from hpctk.stats import schema
+from hpctk.stats import rank_reader, schema
 from hpctk.stats.merge import merge
-from hpctk.stats.plain_hdf5 import PlainFile
 
 SIZE, MISSING, RUNNING = 150, 70, 3
 
@@ -23,13 +22,13 @@ def run(tmp_path_factory):
 @pytest.fixture
 def opened(monkeypatch):
     """Count how often each file is opened."""
-    counts, begin = Counter(), PlainFile.__init__
+    counts, named = Counter(), rank_reader._named
 
-    def counted(file, path):
+    def counted(path):
         counts[path.name] += 1
-        begin(file, path)
+        return named(path)
 
-    monkeypatch.setattr(PlainFile, "__init__", counted)
+    monkeypatch.setattr(rank_reader, "_named", counted)
     return counts
 
 

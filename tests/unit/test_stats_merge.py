@@ -173,6 +173,49 @@ def test_a_view_from_elsewhere(run, tmp_path, monkeypatch):
         hpctk.stats.load(tmp_path / "all.h5")
 
 
+def test_what_lies_outside_its_folder_is_copied(run, tmp_path, capsys):
+    (tmp_path / "apart").mkdir()
+    path = tmp_path / "apart" / "all.h5"
+    assert main(["merge", str(run), "-o", str(path)]) == 0
+    assert "a view lies in the folder of its run, or above it: this is a copy" in capsys.readouterr().err
+    assert len(hpctk.stats.load(path).table("steps")["loss"]) == 28
+
+
+@pytest.mark.parametrize("kind", ["absolute", "up"])
+def test_a_view_leads_to_its_own_folder_only(run, tmp_path, kind):
+    # A file from elsewhere must not bring in what lies on this machine.
+    write_run(tmp_path / "secret", 2)
+    path = merged(run, "view")
+    where = {"absolute": str(tmp_path / "secret"), "up": "../secret"}[kind]
+    with h5py.File(path, "r+") as file:
+        file.attrs["run"] = np.bytes_(where.encode())
+    with pytest.raises(HpctkError) as caught:
+        hpctk.stats.load(path)
+    assert str(caught.value).startswith(f"{path}: is a view of {where}, outside its own folder")
+
+
+@pytest.mark.parametrize("way", ["group", "link", "virtual", "external"])
+def test_copies_take_nothing_from_another_file(run, tmp_path, way):
+    path, other = merged(run, "copy"), tmp_path / "other.h5"
+    shutil.copy(path, other)
+    with h5py.File(path, "r+") as file:
+        name = "steps" if way == "group" else "steps/step"
+        shape = file["steps/step"].shape
+        del file[name]
+        if way in ("group", "link"):
+            file[name] = h5py.ExternalLink(str(other), name)
+        elif way == "virtual":
+            layout = h5py.VirtualLayout(shape, "<i8")
+            layout[:] = h5py.VirtualSource(str(other), name, shape)
+            file.create_virtual_dataset(name, layout)
+        else:
+            file.create_dataset(name, shape, "<i8", external=[(str(other), 0, 8 * shape[0])])
+    with pytest.raises(HpctkError) as caught:
+        hpctk.stats.load(path).table("steps")
+    what = "is a link to elsewhere" if way in ("group", "link") else "lies in another file"
+    assert str(caught.value) == f"{path}: is not as hpctk writes it: {name} {what}"
+
+
 def test_what_vanishes_reads_as_fill_values(run):
     path = merged(run, "view")
     (run / "000" / "rank-00003.h5").unlink()
@@ -312,7 +355,7 @@ def test_large_tables_are_copied_in_parts(tmp_path, monkeypatch):
         (lambda file: file.attrs.update(schema_version=9), "has schema version 9, this hpctk reads up to 1"),
         (lambda file: file.attrs.update(method=9), "its attribute method must be text"),
         (lambda file: file.__delitem__("ranks"), "lacks ranks"),
-        (lambda file: file.__delitem__("calls"), "is damaged"),
+        (lambda file: file.__delitem__("calls"), "lacks calls"),
         (lambda file: file["ranks/rank"].write_direct(np.full(8, 3)), "does not have one row for each"),
         (lambda file: file["ranks/rank"].write_direct(np.full(8, -3)), "has rank -3 of 4"),
         (lambda file: file["ranks/size"].write_direct(np.full(8, 10**9)), "does not have one row for each"),

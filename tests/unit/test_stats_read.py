@@ -33,7 +33,7 @@ def test_what_was_written_comes_back(tmp_path):
 
 
 def test_the_same_as_the_library_reads(tmp_path):
-    # The structure is read without HDF5: so HDF5 says what stands there.
+    # Rows are read from where they lie: HDF5 says what stands there.
     path = write_rank(tmp_path, 1, 2, host="späte", settings="x" * 9000)
     stats = hpctk.stats.load(path).recordings[0].ranks[1]
     with h5py.File(path) as file:
@@ -143,3 +143,19 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     np.testing.assert_array_equal(
         stats.table("steps")["loss"], rank_tables(0, 1, steps=50)["steps"]["loss"][:5]
     )
+
+
+def test_what_is_wrong_with_a_table_is_told_at_once_or_when_it_is_read(tmp_path):
+    write_run(tmp_path, 2)
+    damaged = tmp_path / "000" / "rank-00001.h5"
+    with h5py.File(damaged, "r+") as file:
+        del file["calls/step"]
+    why = f"{damaged}: lacks calls/step"
+    assert hpctk.stats.load(tmp_path).recordings[0].missing == {1: why}
+    run = hpctk.stats.load(tmp_path, checked=("steps",))
+    assert len(run.table("steps")["step"]) == 40
+    assert len(run.recordings[0].ranks[1].table("summary")["calls"]) == 2
+    with pytest.raises(HpctkError, match="lacks calls/step"):
+        run.table("calls")
+    with pytest.raises(HpctkError, match="no table 'call'"):
+        hpctk.stats.load(tmp_path, checked=("call",))

@@ -27,7 +27,8 @@ _TENSORS = (
     "uncounted_tensor_calls",
 )
 AMOUNTS = (*_STEPS, *(name if name != "seconds" else "communication_s" for name in SUMS), *_TENSORS)
-_TABLES = ("summary", "sizes", "peers", "steps")
+#: The tables that are read, the last of some ranks only.
+TABLES = ("summary", "sizes", "peers", "steps")
 #: A job of more ranks than this was not recorded: the number is wrong.
 MOST_RANKS = 1_000_000
 
@@ -113,7 +114,7 @@ def _add_recording(found: Account, recording: RecordingStats) -> int:
     course, senseless = curve.Course(), 0
     for rank, stats in sorted(recording.ranks.items()):
         try:
-            names = _TABLES if rank in stepping else _TABLES[:-1]
+            names = TABLES if rank in stepping else TABLES[:-1]
             tables = stats.tables(*names)
             senseless += _add_rank(found, places[rank], stats, tables, missing)
             if rank in stepping:
