@@ -19,6 +19,10 @@ use_venv() { # use_venv DIR: its programs come first
     export PATH="$1/bin:$PATH"
 }
 
+# What launch/setup has written down about Horovod in the environment: what it was built for, or "left out"; nothing
+# where nobody has asked for it.
+horovod_state() { cat "$HPCTK_VENV/hpctk-horovod" 2>/dev/null || true; }
+
 # local_mpirun N CMD...: N ranks on this machine, by whichever MPI the environment in use holds.
 local_mpirun() {
     HPCTK_VENV=${VIRTUAL_ENV:-$HPCTK_VENV} "$HPCTK_ROOT/launch/mpirun" -n "$@"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctk import launcher
 from hpctk.errors import SettingError
 from hpctk.tasks import TASKS
 from hpctk.tasks.job_settings import SETTINGS
@@ -88,10 +90,10 @@ def foreseen(options: argparse.Namespace, kind: type[Settings]) -> Settings | No
     saved: dict[str, Any] = {}
     if options.resume:
         file = options.folder / SAVED
-        # There is no run yet, or this host has another disk: rank 0 will know.
-        if not file.exists():
+        # On rank 0 that means that there is no run yet, on others maybe only that they have another disk.
+        if not file.exists() and launcher.rank(os.environ):
             return None
-        saved = read(file, kind)
+        saved = read(file, kind) if file.exists() else {}
     return resolve(kind, saved, *typed(options, kind))
 
 
