@@ -475,3 +475,32 @@ def test_a_path_with_spaces(tmp_path):
     assert " " not in kept.read_text().rpartition(" in ")[2]
     assert list(machine.temporary.iterdir()) == []
     assert "nothing to do" in machine.setup().stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "statuses", "calls", "code"),
+    [
+        (None, "0", ["--with-horovod"], 0),
+        # No compiler: who looks at Horovod skips.
+        (None, "3", ["--with-horovod"], 0),
+        # It could not be built; all else is there.
+        (None, "2 0", ["--with-horovod", ""], 1),
+        (None, "2 2", ["--with-horovod", ""], 2),
+        ("left out", "0", [""], 0),
+    ],
+)
+def test_the_scripts_that_look_at_horovod(tmp_path, state, statuses, calls, code):
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    (tmp_path / "launch" / "setup").write_text(
+        '#!/bin/sh\necho "$*" >>calls\nread -r first rest <statuses\necho "$rest" >statuses\nexit "$first"\n'
+    )
+    (tmp_path / "statuses").write_text(f"{statuses}\n")
+    (tmp_path / ".venv").mkdir()
+    if state is not None:
+        (tmp_path / ".venv" / "hpctk-horovod").write_text(f"{state}\n")
+    done = subprocess.run(
+        ["bash", "-c", ". launch/env.sh; set_up_with_horovod"],
+        cwd=tmp_path, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert (tmp_path / "calls").read_text().splitlines() == calls

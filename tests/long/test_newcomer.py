@@ -20,7 +20,7 @@ def somebody():
 @pytest.mark.parametrize("folder", ["hpctk", "my hpc tools/hpctk"])
 def test_quickstart(somebody, folder):
     project = somebody.copy_project(folder)
-    ended = somebody.run(["./launch/quickstart"], project, 3000, PYTHON=newcomer.interpreter())
+    ended = somebody.run(["./launch/quickstart"], project, 1700, PYTHON=newcomer.interpreter())
     assert ended.code == 0, ended.output
     assert "Horovod" not in ended.output
     table = [line.split()[0] for line in ended.output.splitlines() if line.strip()]
