@@ -203,7 +203,7 @@ def advise(facts: Facts) -> list[str]:
         ),
         (
             "error" in facts["horovod"],
-            "no Horovod: only hpctk.horovod needs it. `./launch/setup` builds it"
+            "no Horovod: only hpctk.horovod needs it. `./launch/setup --with-horovod` builds it"
             + ("" if all(facts["compiler"].values()) else " (install g++, cmake and make first)"),
         ),
         (

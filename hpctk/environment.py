@@ -28,6 +28,8 @@ VARIABLES = {
     "HPCTK_RUN": "set by the Slurm templates: the folder of the run",
     "HPCTK_GPU": "set by launch/bind-gpu and the Slurm template for GPUs: the GPU of this rank, among those it sees",
     "HPCTK_SLURM_SITE": "defaults of `hpctk slurm`, a TOML file [~/.config/hpctk/slurm.toml]",
+    "HPCTK_TORCH_INDEX": "an index where launch/setup looks for torch, besides pip's own [none]",
+    "HPCTK_WHEELS": "a folder of wheels where launch/setup looks, besides pip's own [none]",
     "HPCTK_CACHE": "where launch/setup keeps built Horovod wheels [~/.cache/hpctk]",
 }
 

@@ -28,6 +28,14 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def rank(environ: Mapping[str, str]) -> int:
+    """Return this process's rank as its launcher counts, before MPI is started; 0 where nobody says."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if environ.get(name, "").isdecimal():
+            return int(environ[name])
+    return 0
+
+
 def slurm_complaint(environ: Mapping[str, str], size: int, vendor: str) -> str | None:
     """Return what is wrong if srun started more (or fewer) tasks than MPI sees ranks, else None.
 

@@ -9,10 +9,16 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
+from typing import NoReturn
 
+from hpctk import launcher
 from hpctk._version import __version__
-from hpctk.errors import HpctkError
+from hpctk.errors import HpctkError, SettingError
+
+#: Seconds for which other ranks leave it to rank 0 to say what is wrong with the words all were given.
+GIVE_WAY_S = 10.0
 
 #: Name of the command: (module here, what it does in one line).
 COMMANDS = {
@@ -29,9 +35,24 @@ COMMANDS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints come from one rank."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and how it is used; exit with 2."""
+        give_way()
+        super().error(message)
+
+
+def give_way() -> None:
+    """Let rank 0 speak first where the ranks have not met yet: its exit ends the job, and all would say the same."""
+    if launcher.rank(os.environ) > 0 and "mpi4py.MPI" not in sys.modules:
+        time.sleep(GIVE_WAY_S)
+
+
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser; only `command` gets its arguments, the others stand there by name."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hpctk",
         description="Data-parallel training that needs less network.",
         epilog="examples:\n  hpctk doctor\n  mpirun -n 4 hpctk run train.py --epochs 3\n"
@@ -67,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Here, not at the interpreter's exit, where a closed pipe would be an error message.
         sys.stdout.flush()
     except HpctkError as error:
+        if isinstance(error, SettingError):
+            give_way()
         # The traceback would only show hpctk's own inside: the message says what to do.
         print(f"hpctk {command}: {error}", file=sys.stderr)
         return 2

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctk import launcher
 from hpctk.errors import SettingError
-from hpctk.tasks import TASKS, task_class
+from hpctk.tasks import TASKS
+from hpctk.tasks.job_settings import SETTINGS
+from hpctk.tasks.settings import SAVED, kind_of, read, resolve
 
 if TYPE_CHECKING:
     from hpctk.tasks.run_folder import RunFolder
@@ -26,13 +30,11 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
             name, help=summary, description=f"{name}: {summary}.", epilog=EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
-        _add_settings(one.add_argument_group("settings"), task_class(name).settings_class)
+        _add_settings(one.add_argument_group("settings"), SETTINGS[name])
         _add_running(one.add_argument_group("running"))
 
 
 def _add_settings(group: Any, kind: type[Settings]) -> None:
-    from hpctk.tasks.settings import kind_of
-
     for field in dataclasses.fields(kind):
         if field.name == "method_settings":
             group.add_argument(
@@ -57,6 +59,9 @@ def _add_running(group: Any) -> None:
         "--resume", action="store_true",
         help="go on with the run in DIR, with its settings; begin where there is none",
     )  # fmt: skip
+    group.add_argument(
+        "--check", action="store_true", help="say whether these settings make sense, and train nothing"
+    )
     group.add_argument("--json", metavar="FILE", type=Path, help="write the result to FILE, too")
     group.add_argument(
         "--picture", metavar="FILE", type=Path,
@@ -69,19 +74,35 @@ def resolved(options: argparse.Namespace, kind: type[Settings], folder: RunFolde
 
     Collective over COMM_WORLD where a run is resumed.
     """
-    from hpctk.tasks.settings import read, resolve
     from hpctk.world import world
 
-    layers: list[dict[str, Any]] = []
+    saved: dict[str, Any] | None = None
     if folder is not None and options.resume:
-        saved: dict[str, Any] | None = world().run_on_root("reading the run", lambda: folder.saved(kind))
-        layers.append(saved or {})
-    if options.settings is not None:
-        layers.append(read(options.settings, kind))
+        saved = world().run_on_root("reading the run", lambda: folder.saved(kind))
+    return resolve(kind, saved or {}, *typed(options, kind))
+
+
+def foreseen(options: argparse.Namespace, kind: type[Settings]) -> Settings | None:
+    """Return the settings as far as one process sees them, None where it does not see the run that is resumed.
+
+    Local: what is wrong with them is found before the ranks meet.
+    """
+    saved: dict[str, Any] = {}
+    if options.resume:
+        file = options.folder / SAVED
+        # On rank 0 that means that there is no run yet, on others maybe only that they have another disk.
+        if not file.exists() and launcher.rank(os.environ):
+            return None
+        saved = read(file, kind) if file.exists() else {}
+    return resolve(kind, saved, *typed(options, kind))
+
+
+def typed(options: argparse.Namespace, kind: type[Settings]) -> list[dict[str, Any]]:
+    """Return the settings of the file and of the command line, which wins."""
+    file = {} if options.settings is None else read(options.settings, kind)
     names = [field.name for field in dataclasses.fields(kind) if field.name != "method_settings"]
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    layers.append({**given, "method_settings": overrides(options.set)})
-    return resolve(kind, *layers)
+    return [file, {**given, "method_settings": overrides(options.set)}]
 
 
 def overrides(texts: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ from hpctk.cli.progress import Progress
 from hpctk.cli.results import results_table
 from hpctk.cli.table import bytes_text
 from hpctk.errors import SettingError
-from hpctk.tasks import TASKS, task_class
+from hpctk.tasks import TASKS, names, task_class
+from hpctk.tasks.job_settings import SETTINGS
 
 if TYPE_CHECKING:
     from hpctk.tasks.recipes import Recipe
@@ -51,12 +53,22 @@ def run(options: argparse.Namespace) -> int:
         raise SettingError(f"say what to train: {', '.join(TASKS)} (or --list-methods)")
     if options.resume and options.folder is None:
         raise SettingError("--resume: say of which run by --run DIR")
+    # Before torch and MPI, which take seconds to start, and ranks that have met end with pages of their own.
+    expected = task_options.foreseen(options, SETTINGS[options.task])
+    if expected is not None:
+        names.check(expected)
     from hpctk.tasks.recipes import recipes
     from hpctk.tasks.report import document
     from hpctk.tasks.run_folder import RunFolder
     from hpctk.world import world
 
     kind = task_class(options.task)
+    if expected is not None:
+        for recipe in recipes(expected, kind.recipes):
+            recipe.make()
+    if options.check:
+        print(f"hpctk train {options.task}: the settings make sense")
+        return 0
     folder = None if options.folder is None else RunFolder(options.folder)
     settings = task_options.resolved(options, kind.settings_class, folder)
     chosen = recipes(settings, kind.recipes)
@@ -157,10 +169,15 @@ def hand_over(
     if options.picture is not None:
         lines.append(here.run_on_root("drawing the picture", lambda: _drawn(whole, options.picture)))
     if folder is not None:
-        several = len(whole["methods"]) > 1
-        lines.append(f"report: hpctk report {f'--compare {folder.path}/*/' if several else folder.path}")
+        lines.append(f"report: {report_command(folder.path, several=len(whole['methods']) > 1)}")
     if here.rank == 0:
         print("\n".join(lines))
+
+
+def report_command(folder: Path, *, several: bool) -> str:
+    """Return the command that reports on a run, for a shell."""
+    quoted = shlex.quote(str(folder))
+    return f"hpctk report --compare {quoted}/*/" if several else f"hpctk report {quoted}"
 
 
 def _show(bar: Progress, report: Report) -> None:

@@ -19,6 +19,7 @@ from hpctk.compressors.residuals import Residuals
 from hpctk.compressors.sign import Sign
 from hpctk.compressors.top_k import TopK
 from hpctk.errors import SettingError
+from hpctk.nearest import hint
 
 #: Compressors by their name on a command line.
 COMPRESSORS: dict[str, type[Compressor]] = {
@@ -67,7 +68,7 @@ def by_name(text: str) -> Compressor:
     """
     name, colon, value = text.partition(":")
     if name not in COMPRESSORS:
-        raise SettingError(f"compressor={text!r}: known are {', '.join(forms())}")
+        raise SettingError(f"compressor={text!r}: {hint(name, COMPRESSORS)}known are {', '.join(forms())}")
     make: Callable[..., Compressor] = COMPRESSORS[name]
     parse, _, required = _ARGUMENT.get(name, (None, "", False))
     if not colon and not required:

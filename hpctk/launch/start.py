@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctk.errors import SettingError
-from hpctk.launch import horovodrun, typed
+from hpctk.launch import horovod_setup, horovodrun, typed
 from hpctk.launch.facts import Facts, job_environment
 from hpctk.launch.kinds import KINDS, TAGGING_OPTIONS, arity, check_kind, kind_of
 from hpctk.launch.mpirun import mpirun_line
@@ -23,7 +23,7 @@ from hpctk.launch.mpirun import mpirun_line
 #: Seconds for `mpirun --version`; it takes a tenth of one, except on a cold network file system.
 VERSION_S = 30
 
-NO_HOROVOD = "no Horovod here: ./launch/setup --with-horovod builds it (g++, cmake and make needed)"
+NO_HOROVOD = "no Horovod here: ./launch/setup --with-horovod builds it, with g++, cmake and make"
 
 USAGE = """\
 usage: launch/{name} [--print] [--plain] [--mpi KIND] ARGUMENT OF {name} ... PROGRAM [ARGUMENT ...]
@@ -95,6 +95,8 @@ def prepare(
     else:
         if not own.mpi:
             horovodrun.check_mpi(kind, mpirun)
+        if venv is not None and not own.show and shutil.which("horovodrun", path=search) is None:
+            horovod_setup.build(project, Path(venv), environ)
         launcher = find(search, "horovodrun", NO_HOROVOD)
         tagged = True
     columns = shutil.get_terminal_size().columns if os.isatty(2) else None

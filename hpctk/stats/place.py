@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +29,7 @@ def statistics_of(path: Path) -> Path:
     if len(several) == 1:
         return several[0] / STATS
     if several:
-        shown = " ".join(str(one) for one in several)
+        shown = shlex.join(str(one) for one in several)
         raise HpctkError(f"{path}: holds several runs: report on one, or on all with: --compare {shown}")
     return path
 

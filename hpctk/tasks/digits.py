@@ -6,27 +6,17 @@ UCI Machine Learning Repository, 1998, CC BY 4.0), kept in hpctk/data/digits.h5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.resources import as_file, files
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from hpctk.tasks.images import Images, accuracy_and_loss
-from hpctk.tasks.settings import EpochSettings, setting
+from hpctk.tasks.job_settings import DigitsSettings
 from hpctk.tasks.task import ShuffledTask
 
 #: Every 6th image is held out for testing: 300 images, all classes.
 TEST_EVERY = 6
-
-
-@dataclass(frozen=True)
-class DigitsSettings(EpochSettings):
-    """What the job is told."""
-
-    task: ClassVar[str] = "digits"
-
-    epochs: int = setting(20, "passes over the data", range=(1, 10_000))
 
 
 class Digits(ShuffledTask[DigitsSettings]):

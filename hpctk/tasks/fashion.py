@@ -6,34 +6,20 @@ Xiao, Rasul, Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from hpctk.errors import HpctkError
 from hpctk.tasks import idx
 from hpctk.tasks.images import Images, accuracy_and_loss
-from hpctk.tasks.settings import EpochSettings, setting
+from hpctk.tasks.job_settings import FashionSettings
 from hpctk.tasks.task import ShuffledTask
 
 #: Where Debian's package dataset-fashion-mnist puts the files.
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 PIXELS, CLASSES = (28, 28), 10
-
-
-@dataclass(frozen=True)
-class FashionSettings(EpochSettings):
-    """What the job is told."""
-
-    task: ClassVar[str] = "fashion"
-
-    data: str | None = setting(None, "the folder with the four IDX files; without it, Debian's package")
-    model: str = setting("mlp", "the network", choices=("mlp", "cnn"))
-    epochs: int = setting(3, "passes over the data", range=(1, 10_000))
-    batch: int = setting(32, "images per rank and step", range=(1, 1_000_000))
-    lr: float = setting(0.05, "learning rate of SGD", range=(0.0, 100.0))
 
 
 class Fashion(ShuffledTask[FashionSettings]):

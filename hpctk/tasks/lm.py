@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from hpctk.errors import HpctkError
-from hpctk.tasks.settings import EpochSettings, setting
+from hpctk.tasks.job_settings import LanguageModelSettings
 from hpctk.tasks.task import ShuffledTask
 
 BYTES = 256
@@ -26,20 +25,6 @@ BYTES = 256
 TEST_SHARE = 10
 #: Windows that are looked at together, and at most, when a model is evaluated.
 AT_ONCE, AT_MOST = 64, 1024
-
-
-@dataclass(frozen=True)
-class LanguageModelSettings(EpochSettings):
-    """What the job is told."""
-
-    task: ClassVar[str] = "lm"
-
-    data: str | None = setting(None, "the text file; without it, Python's manual")
-    hidden: int = setting(128, "size of the LSTM's state", range=(1, 16384))
-    window: int = setting(64, "bytes that the model sees in one piece", range=(1, 65536))
-    epochs: int = setting(3, "passes over the data", range=(1, 10_000))
-    batch: int = setting(8, "windows per rank and step", range=(1, 1_000_000))
-    lr: float = setting(1.0, "learning rate of SGD", range=(0.0, 100.0))
 
 
 class Reader(torch.nn.Module):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpctk.compressors import Compressor, by_name, forms
 from hpctk.errors import SettingError
 from hpctk.methods import METHODS, method_class
 from hpctk.methods.method import Method
+from hpctk.tasks import names
 from hpctk.tasks.settings import Settings
 
 #: What `--method all` compares: plain averaging, and the five methods (GRAWA in both forms).
@@ -44,11 +45,8 @@ class Recipe:
     def make(self) -> Method:
         """Return a new method object: compressors keep a state of their own."""
         kind = _classes()[self.name.partition(":")[0]]
+        names.check_method_settings(self.name, list(self.settings))
         given = {key: _value(key, value) for key, value in self.settings.items()}
-        known = [item.name for item in fields(kind)]
-        unknown = [key for key in given if key not in known]
-        if unknown:
-            raise SettingError(f"{self.name} has no setting {unknown[0]!r}: known are {', '.join(known)}")
         try:
             made: Method = kind(**given)
         except TypeError as error:
@@ -59,8 +57,7 @@ class Recipe:
 def recipe(text: str, suited: Mapping[str, Mapping[str, Any]] = SETTINGS) -> Recipe:
     """Return the recipe of one method; "mean:COMPRESSOR" is averaging with that compressor."""
     name, _, compressor = text.partition(":")
-    if name not in _classes():
-        raise SettingError(f"method={text!r}: known are {', '.join(_classes())}, and all")
+    names.check_method(text)
     if compressor:
         if name != "mean":
             raise SettingError(
@@ -90,8 +87,9 @@ def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list
         by_name(settings.compressor)
         given["compressor"] = settings.compressor
     if given and len(found) > 1:
-        names = ", ".join(given)
-        raise SettingError(f"{names}: give one method with it, settings differ from method to method")
+        raise SettingError(
+            f"{', '.join(given)}: give one method with it, settings differ from method to method"
+        )
     return [replace(one, settings={**one.settings, **given}) for one in found]
 
 

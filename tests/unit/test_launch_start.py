@@ -89,6 +89,59 @@ def test_no_horovod(tmp_path):
         prepare("horovodrun", tmp_path, ["x"], PATH="", HPCTK_VENV=venv(tmp_path / "v"))
 
 
+#: Passes for launch/setup: writes down how it was called, and makes a horovodrun.
+SETUP = """#!/bin/sh
+echo "$HPCTK_VENV $*" >>"$(dirname "$0")/calls"
+{made}
+"""
+
+
+def pretend_setup(project, made):
+    program(project / "launch", "setup")
+    (project / "launch" / "setup").write_text(SETUP.format(made=made))
+
+
+@pytest.mark.parametrize(
+    ("mpi", "folder", "called"),
+    [("openmpi", "v", "v --with-horovod"), ("openmpi4", "v-openmpi4", "v --openmpi4 --with-horovod")],
+)
+def test_horovodrun_builds_horovod_when_it_is_first_needed(tmp_path, mpi, folder, called):
+    project, here = tmp_path / "project", venv(tmp_path / folder)
+    (tmp_path / folder / "hpctk-setup").write_text(f"fingerprint\n{mpi}\n")
+    pretend_setup(project, f"printf '#!/bin/sh' >{here}/bin/horovodrun; chmod +x {here}/bin/horovodrun")
+    environ = {"PATH": "/usr/bin:/bin", "HPCTK_VENV": here}
+    with pytest.raises(SettingError, match="no Horovod here"):
+        prepare("horovodrun", project, ["x"], Own(show=True), **environ)
+    for _ in range(2):
+        _, line = prepare("horovodrun", project, ["x"], **environ)
+        assert line[0] == f"{here}/bin/horovodrun"
+    assert (project / "launch" / "calls").read_text() == f"{tmp_path}/{called}\n"
+
+
+@pytest.mark.parametrize(
+    ("stamp", "state"),
+    [(None, None), ("fingerprint\nopenmpi\n", "left out\n"), ("fingerprint\nmpich\n", None)],
+    ids=["not by launch/setup", "left out", "MPICH"],
+)
+def test_horovodrun_does_not_build_where_it_should_not(tmp_path, stamp, state):
+    project, here = tmp_path / "project", venv(tmp_path / "v")
+    for name, text in (("hpctk-setup", stamp), ("hpctk-horovod", state)):
+        if text is not None:
+            (tmp_path / "v" / name).write_text(text)
+    pretend_setup(project, "")
+    with pytest.raises(SettingError, match="no Horovod here"):
+        prepare("horovodrun", project, ["x"], PATH="/usr/bin:/bin", HPCTK_VENV=here)
+    assert not (project / "launch" / "calls").exists()
+
+
+def test_a_horovod_that_cannot_be_built(tmp_path):
+    project, here = tmp_path / "project", venv(tmp_path / "v")
+    (tmp_path / "v" / "hpctk-setup").write_text("fingerprint\nopenmpi\n")
+    pretend_setup(project, "exit 2")
+    with pytest.raises(SettingError, match="no Horovod here"):
+        prepare("horovodrun", project, ["x"], PATH="/usr/bin:/bin", HPCTK_VENV=here)
+
+
 def test_horovod_and_mpich(tmp_path):
     environ = {"PATH": "", "HPCTK_VENV": venv(tmp_path / "v", "HYDRA build details:", "horovodrun")}
     with pytest.raises(SettingError, match="v/bin/mpirun is MPICH"):

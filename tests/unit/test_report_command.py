@@ -1,6 +1,7 @@
 """`hpctk report` and `hpctk trace` on folders."""
 
 import json
+import shlex
 
 import pytest
 from stats_files import write_run
@@ -29,12 +30,14 @@ def test_the_folder_of_a_run_will_do(tmp_path, capsys, inside):
     assert f"{tmp_path}/run/{inside}" in "".join(out.split())
 
 
-def test_several_methods_in_one_run_are_named(tmp_path, capsys):
-    for name in ("mean", "saef"):
-        write_run(tmp_path / name / "stats", 2)
-    code, out, err = hpctk(capsys, "report", tmp_path)
+@pytest.mark.parametrize("run", ["run", "my run", "it's"])
+def test_several_methods_in_one_run_are_named_for_a_shell(tmp_path, capsys, run):
+    folders = [tmp_path / run / name for name in ("mean", "saef")]
+    for folder in folders:
+        write_run(folder / "stats", 2)
+    code, out, err = hpctk(capsys, "report", tmp_path / run)
     assert (code, out) == (2, "")
-    assert f"--compare {tmp_path}/mean {tmp_path}/saef" in err
+    assert f"--compare {shlex.join(map(str, folders))}" in err
 
 
 def test_json_to_the_terminal_and_to_a_file(tmp_path, capsys):

@@ -1,10 +1,12 @@
 """`hpctk train` before any rank meets another: help, and words that make no sense."""
 
 import re
+import subprocess
 
 import pytest
 
 from hpctk.cli import main
+from hpctk.cli.train import report_command
 from hpctk.tasks import TASKS
 
 
@@ -60,3 +62,16 @@ def test_all_methods_are_listed(capsys):
     shown = capsys.readouterr().out
     for word in ("adacons", "sasg", "saef", "lgrawa", "celgc", "lsgd", "topk:DENSITY"):
         assert word in shown
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "it's", 'a"b$HOME`c', "-x*"])
+def test_the_command_that_is_printed_for_pasting_survives_a_shell(name, tmp_path):
+    folder = tmp_path / name
+    for method in ("celgc", "mean"):
+        (folder / method).mkdir(parents=True)
+    seen = {}
+    for several in (False, True):
+        line = report_command(folder, several=several).replace("hpctk report", "printf '%s\\n'", 1)
+        seen[several] = subprocess.run(["sh", "-c", line], capture_output=True, text=True).stdout
+    assert seen[False] == f"{folder}\n"
+    assert seen[True] == f"--compare\n{folder}/celgc/\n{folder}/mean/\n"

@@ -132,7 +132,7 @@ def test_results_are_whole_and_plain_json(tmp_path):
         ({"method": "saef:sign"}, "only mean takes a compressor so"),
         (
             {"method": "mgrawa", "method_settings": {"perod": 3}},
-            "mgrawa has no setting 'perod': known are period",
+            "mgrawa has no setting 'perod': did you mean period? known are period",
         ),
         ({"method": "mgrawa", "method_settings": {"period": 0}}, "period=0: need a whole number"),
         ({"method": "sasg", "compressor": "sign"}, "sasg has no setting 'compressor'"),
