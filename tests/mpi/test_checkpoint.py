@@ -218,7 +218,7 @@ def test_another_method_is_an_error_in_any_case(world, shared, saved, now, stric
     job.save(shared / "kept")
     other.train(1)
     before = other.digest()
-    with pytest.raises(PeerError) as caught:
+    with pytest.raises(SettingError) as caught:
         other.load(shared / "kept", strict=strict)
     text = str(caught.value)
     was, has = (one.opt.method.settings()["method"] for one in (job, other))
