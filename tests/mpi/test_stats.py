@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import hpctk
+from hpctk.agreement import FRAME
 from hpctk.collectives.clocks import clock_offset
 from hpctk.collectives.engine import counted, engine_of
 from hpctk.errors import MismatchError
@@ -202,7 +203,7 @@ def test_residual_averages_flags_and_broadcasts_are_there(world, mpi_tmp_path):
     assert (calls["schedule"][residuals] == b"ring").all()
     flags = (calls["operation"] == b"flags") & (calls["tensor"] == b"opening a step")
     assert flags.sum() == STEPS
-    assert (calls["payload_bytes"][flags] == 40).all()
+    assert (calls["payload_bytes"][flags] == 8 * FRAME).all()
     assert (calls["sent_bytes"][flags] == -1).all()
     first = (calls["step"] == -1) & (calls["schedule"] == b"binomial")
     assert first.sum() == 1
