@@ -41,8 +41,8 @@ def write(target: Path | None, rows: Sequence[dict]) -> None:
 
 def calibrated(here, measured: bool) -> None:
     """Choose by a calibration that is measured now, or else by the one in use. Collective."""
-    from hpctk.collectives import auto
-    from hpctk.collectives.calibrate import calibrate
+    from hpctk.collectives.tuning import auto
+    from hpctk.collectives.tuning.calibrate import calibrate
 
     if measured:
         auto.use(here, calibrate(here, reporter(here)))

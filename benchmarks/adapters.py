@@ -19,8 +19,8 @@ import _rig
 import torch
 
 import hpctk
-from hpctk.cli.table import seconds_text, table
-from hpctk.world import world
+from hpctk.cli.core.table import seconds_text, table
+from hpctk.comm.world import world
 
 REFERENCE = "hpctk"
 #: Milliseconds; as docs/horovod.md advises. Horovod's own default is 1.

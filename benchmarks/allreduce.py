@@ -16,15 +16,15 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from hpctk.buffers import DTYPES
-from hpctk.cli.table import bytes_text, seconds_text, table
-from hpctk.collectives import auto
+from hpctk.cli.core.table import bytes_text, seconds_text, table
 from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.consensus import aggregate_in_place
-from hpctk.collectives.consensus_weights import ConsensusState
+from hpctk.collectives.engine.consensus_weights import ConsensusState
+from hpctk.collectives.tuning import auto
+from hpctk.comm.buffers import DTYPES
+from hpctk.comm.world import world
 from hpctk.schedules import build
-from hpctk.schedules.registry import names
-from hpctk.world import world
+from hpctk.schedules.core.registry import names
 
 FLOAT32 = DTYPES["float32"]
 #: launch/bench tells Open MPI to take its segmented ring for messages from this many bytes more than asked.

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 import hpctk
-from hpctk.cli.table import bytes_text, seconds_text, table
-from hpctk.world import world
+from hpctk.cli.core.table import bytes_text, seconds_text, table
+from hpctk.comm.world import world
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from statistics import median
 import _rig
 import torch
 
-from hpctk.cli.table import bytes_text, seconds_text, table
+from hpctk.cli.core.table import bytes_text, seconds_text, table
 from hpctk.compressors import COMPRESSORS, by_name
 from hpctk.kernels import select
 

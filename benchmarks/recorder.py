@@ -18,15 +18,15 @@ from statistics import median
 import _rig
 
 import hpctk
-from hpctk.cli.table import table
-from hpctk.collectives.engine import counted, engine_of
-from hpctk.stats.recorder import Counter
-from hpctk.stats.recording import Recording
-from hpctk.stats.settings import StatsSettings
+from hpctk.cli.core.table import table
+from hpctk.collectives.engine.engine import counted, engine_of
+from hpctk.comm.world import world
 from hpctk.tasks import task_class
-from hpctk.tasks.recipes import recipes
-from hpctk.tasks.train import Job
-from hpctk.world import world
+from hpctk.tasks.core.recipes import recipes
+from hpctk.tasks.core.train import Job
+from hpctk.telemetry.recorder import Counter
+from hpctk.telemetry.recording import Recording
+from hpctk.telemetry.settings import StatsSettings
 
 #: In `digits` at two ranks every second call is a flag, and the others have two messages each way: one on average.
 MESSAGES = 1

@@ -19,9 +19,9 @@ import _rig
 import numpy as np
 import torch
 
-from hpctk.cli.progress import Progress
-from hpctk.cli.table import table
-from hpctk.collectives.consensus_weights import EPS, ConsensusState, weights
+from hpctk.cli.core.progress import Progress
+from hpctk.cli.core.table import table
+from hpctk.collectives.engine.consensus_weights import EPS, ConsensusState, weights
 
 WEIGHTS, MICRO_BATCHES, MOMENTUM = 1000, 2, 0.99
 

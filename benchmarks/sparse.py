@@ -14,15 +14,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctk.cli.table import bytes_text, seconds_text, table
-from hpctk.collectives.engine import engine_of
+from hpctk.cli.core.table import bytes_text, seconds_text, table
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.sparse_allreduce import Choices, reduce_pairs
-from hpctk.compressors.sparse import wire_bytes
+from hpctk.comm.world import world
+from hpctk.compressors.core.sparse import wire_bytes
 from hpctk.kernels.merge import scatter
 from hpctk.kernels.select import feed_top_k
-from hpctk.schedules import sparse_cost
-from hpctk.schedules.registry import names
-from hpctk.world import world
+from hpctk.schedules.core.registry import names
+from hpctk.schedules.cost import sparse as sparse_cost
 
 
 class Job:

@@ -22,7 +22,7 @@ from statistics import median
 import _rig
 
 from hpctk.cli import COMMANDS
-from hpctk.cli.table import bytes_text, seconds_text, table
+from hpctk.cli.core.table import bytes_text, seconds_text, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from stats_files import write_many

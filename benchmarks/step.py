@@ -13,9 +13,9 @@ import _rig
 import torch
 
 import hpctk
-from hpctk.cli.table import seconds_text, table
-from hpctk.collectives.engine import counted, engine_of
-from hpctk.world import world
+from hpctk.cli.core.table import seconds_text, table
+from hpctk.collectives.engine.engine import counted, engine_of
+from hpctk.comm.world import world
 
 METHODS = {
     "Mean": lambda: hpctk.Mean(),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpctk.collectives.broadcast import broadcast as broadcast
     from hpctk.collectives.broadcast import ibroadcast as ibroadcast
     from hpctk.collectives.consensus import consensus as consensus
-    from hpctk.collectives.consensus_weights import ConsensusState as ConsensusState
+    from hpctk.collectives.engine.consensus_weights import ConsensusState as ConsensusState
     from hpctk.collectives.reduce_scatter import ireduce_scatter as ireduce_scatter
     from hpctk.collectives.reduce_scatter import reduce_scatter as reduce_scatter
     from hpctk.collectives.sparse_allreduce import sparse_allreduce as sparse_allreduce
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from hpctk.methods.saef import SAEF as SAEF
     from hpctk.methods.sasg import SASG as SASG
     from hpctk.optimizer import DistributedOptimizer as DistributedOptimizer
-    from hpctk.stats.settings import StatsSettings as StatsSettings
+    from hpctk.telemetry.settings import StatsSettings as StatsSettings
 
 #: Public name: the module it lives in.
 _HOMES = {
@@ -63,14 +63,14 @@ _HOMES = {
     "ireduce_scatter": "collectives.reduce_scatter",
     "sparse_allreduce": "collectives.sparse_allreduce",
     "weighted_mean": "collectives.weighted_mean",
-    "ConsensusState": "collectives.consensus_weights",
+    "ConsensusState": "collectives.engine.consensus_weights",
     "HpctkError": "errors",
     "Checkpoints": "checkpoint",
     "Stopped": "checkpoint",
     "load_checkpoint": "checkpoint",
     "save_checkpoint": "checkpoint",
     "DistributedOptimizer": "optimizer",
-    "StatsSettings": "stats.settings",
+    "StatsSettings": "telemetry.settings",
     "AdaCons": "methods.adacons",
     "CELGC": "methods.celgc",
     "LocalSGD": "methods.local_sgd",

@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from hpctk import handshake
-from hpctk.collectives import auto
 from hpctk.collectives.broadcast import broadcast_in_place
+from hpctk.collectives.tuning import auto
+from hpctk.comm.world import world
 from hpctk.errors import HpctkError, SettingError
-from hpctk.grad_scaler import tell, unscale
-from hpctk.methods import drift
-from hpctk.methods.evaluation import consensus_model
-from hpctk.methods.gradient_run import GradientRun
-from hpctk.methods.method import Closure, Method
-from hpctk.methods.replica import Replica
-from hpctk.overlap import Overlap, overlapping, release
-from hpctk.participant import Participant, note_one_rank
-from hpctk.tally import StatsLike, Tally, wanted
-from hpctk.world import world
+from hpctk.methods.core import drift
+from hpctk.methods.core.evaluation import consensus_model
+from hpctk.methods.core.gradient_step import GradientRun
+from hpctk.methods.core.method import Closure, Method
+from hpctk.methods.core.replica import Replica
+from hpctk.ways_in import handshake
+from hpctk.ways_in.grad_scaler import tell, unscale
+from hpctk.ways_in.overlap import Overlap, overlapping, release
+from hpctk.ways_in.participant import Participant, note_one_rank
+from hpctk.ways_in.tally import StatsLike, Tally, wanted
 
 if TYPE_CHECKING:
-    from hpctk.world import Comm
+    from hpctk.comm.world import Comm
 
 
 class DistributedOptimizer(Participant, torch.optim.Optimizer):
@@ -71,7 +71,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         alike); 0 for never.
     """
 
-    #: GradScaler asks us to step in any case, see hpctk/grad_scaler.py.
+    #: GradScaler asks us to step in any case, see hpctk/ways_in/grad_scaler.py.
     _step_supports_amp_scaling = True
 
     def __init__(

@@ -99,9 +99,9 @@ def comm():
 @pytest.fixture
 def world(comm):
     """The World of COMM_WORLD, for MPI tests."""
-    import hpctk.world
+    import hpctk.comm.world
 
-    return hpctk.world.world(comm)
+    return hpctk.comm.world.world(comm)
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,9 @@ def process_group():
     """A gloo group of the job's ranks beside MPI, for MPI tests; gone, with its connections, after the module."""
     import torch.distributed as dist
 
-    import hpctk.world
+    import hpctk.comm.world
 
-    here = hpctk.world.world()
+    here = hpctk.comm.world.world()
     folder = here.run_on_root("making a folder", lambda: tempfile.mkdtemp(prefix="hpctk-gloo-"))
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size

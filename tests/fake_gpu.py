@@ -11,7 +11,7 @@ import contextlib
 import numpy as np
 import torch
 
-from hpctk import buffers
+from hpctk.comm import buffers
 
 
 class FakeCudaTensor(torch.Tensor):

@@ -7,9 +7,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpctk.stats import schema
-from hpctk.stats.rank_file import RankFile
 from hpctk.stats.read import file_name
+from hpctk.telemetry import schema
+from hpctk.telemetry.rank_file import RankFile
 
 SEGMENT = 61440
 STEP_S = 0.02

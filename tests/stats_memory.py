@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from stats_files import attributes, rank_tables
 
-from hpctk.stats import schema
 from hpctk.stats.read import RankStats, RecordingStats, RunStats
+from hpctk.telemetry import schema
 
 
 def rank_stats(rank, size, tables=None, *, per_node=2, number=0, **attrs):

@@ -13,9 +13,9 @@ from hpctk.checkpoint import folder, rank_file, resize, training, tree
 from hpctk.checkpoint.folder import Index
 from hpctk.checkpoint.rank_file import Header
 from hpctk.checkpoint.training import Trainer
-from hpctk.collectives import auto
+from hpctk.collectives.tuning import auto
+from hpctk.comm.world import World
 from hpctk.errors import PeerError
-from hpctk.world import World
 
 
 def load_checkpoint(

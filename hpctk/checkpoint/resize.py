@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from hpctk import random_state
 from hpctk.checkpoint import training, tree
 from hpctk.checkpoint.training import Trainer
-from hpctk.methods.earlier import shares
-from hpctk.tally import Stats
+from hpctk.methods.core import random_state
+from hpctk.methods.core.resharding import shares
+from hpctk.ways_in.tally import Stats
 
 #: Opens the file of an earlier rank.
 Opener = Callable[[int], AbstractContextManager[Any]]

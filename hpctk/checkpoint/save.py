@@ -16,10 +16,10 @@ from hpctk.checkpoint import folder, rank_file, training, tree
 from hpctk.checkpoint.folder import Index
 from hpctk.checkpoint.rank_file import Header, Seal
 from hpctk.checkpoint.training import Trainer
-from hpctk.collectives import auto
-from hpctk.collectives.gather_rows import gather_rows
+from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.collectives.tuning import auto
+from hpctk.comm.world import World
 from hpctk.errors import PeerError
-from hpctk.world import World
 
 
 def save_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, **extra: Any) -> Path:

@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 import torch
 
-from hpctk import random_state
-from hpctk.collectives import auto
+from hpctk.collectives.tuning import auto
+from hpctk.comm.world import World
 from hpctk.errors import SettingError
-from hpctk.methods.earlier import Earlier
-from hpctk.methods.method import Method
-from hpctk.tally import Stats
-from hpctk.world import World
+from hpctk.methods.core import random_state
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.resharding import Earlier
+from hpctk.ways_in.tally import Stats
 
 Tree = dict[str, Any]
 

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hpctk import launcher
 from hpctk._version import __version__
+from hpctk.comm import launcher
 from hpctk.errors import HpctkError, SettingError
 
 #: Seconds for which other ranks leave it to rank 0 to say what is wrong with the words all were given.

@@ -15,8 +15,8 @@ import os
 import sys
 from pathlib import Path
 
-from hpctk import environment
-from hpctk.cli.table import bytes_text, seconds_text, table
+from hpctk.cli.core.table import bytes_text, seconds_text, table
+from hpctk.comm import environment
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, keep, and print on rank 0. Collective over COMM_WORLD."""
-    from hpctk.collectives.calibrate import calibrate
-    from hpctk.world import world
+    from hpctk.collectives.tuning.calibrate import calibrate
+    from hpctk.comm.world import world
 
     here = world()
     if here.size == 1:

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hpctk.cli.table import bytes_text, table
+from hpctk.cli.core.table import bytes_text, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what is inside; 1 where a file is not what was written."""
     from hpctk.checkpoint import survey
-    from hpctk.tasks.run_folder import finite
+    from hpctk.tasks.core.run_folder import finite
 
     found = survey.survey(options.path, tensors=options.tensors)
     print(json.dumps(finite(found), indent=2, allow_nan=False) if options.json else shown(found))

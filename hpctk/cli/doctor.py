@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from hpctk import doctor
+from hpctk.cli.core import installation as doctor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

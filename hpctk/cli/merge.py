@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the file and say what is in it, and what is missing."""
-    from hpctk.cli.table import bytes_text
+    from hpctk.cli.core.table import bytes_text
     from hpctk.errors import HpctkError
     from hpctk.stats.merge import merge, why_copy
     from hpctk.stats.place import statistics_of

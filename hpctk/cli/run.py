@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hpctk import postmortem
+from hpctk.comm import postmortem
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,8 +17,8 @@ import argparse
 import json
 from typing import Any
 
-from hpctk import environment
-from hpctk.cli.table import bytes_text, seconds_text, table
+from hpctk.cli.core.table import bytes_text, seconds_text, table
+from hpctk.comm import environment
 from hpctk.errors import SettingError
 
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 def listed(options: argparse.Namespace) -> str:
     """Return all schedules with their kinds and a line on each."""
-    from hpctk.schedules.registry import SCHEDULES
+    from hpctk.schedules.core.registry import SCHEDULES
 
     if options.json:
         entries = [
@@ -73,7 +73,7 @@ def listed(options: argparse.Namespace) -> str:
 def shown(options: argparse.Namespace) -> str:
     """Return a drawing of one schedule."""
     from hpctk.schedules import SCHEDULES, build
-    from hpctk.schedules.draw import draw
+    from hpctk.schedules.core.draw import draw
 
     nodes = nodes_of(options.ranks, options.per_node)
     known = SCHEDULES.get(options.name)
@@ -83,7 +83,7 @@ def shown(options: argparse.Namespace) -> str:
 
 def priced(options: argparse.Namespace) -> str:
     """Return a table of prices, the cheapest first."""
-    from hpctk.collectives.calibration import Calibration, read
+    from hpctk.collectives.tuning.calibration import Calibration, read
 
     if options.bytes < 0 or options.bytes != int(options.bytes):
         raise SettingError(f"--bytes {options.bytes:g}: need a whole number of bytes, 0 or more")
@@ -120,7 +120,7 @@ def priced(options: argparse.Namespace) -> str:
 def prices(known: Any, kind: str, ranks: int, nbytes: int, nodes: Any) -> list[dict[str, Any]]:
     """Return one entry per schedule that knows the kind, the cheapest first."""
     from hpctk.schedules import build
-    from hpctk.schedules.registry import names
+    from hpctk.schedules.core.registry import names
 
     entries = []
     for name in names(kind, with_nodes=True):

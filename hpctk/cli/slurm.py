@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpctk import environment
 from hpctk.cli.calibrate import keep
+from hpctk.comm import environment
 from hpctk.errors import SettingError
 from hpctk.slurm import options as known
 from hpctk.slurm.options import KINDS, Options, from_layers

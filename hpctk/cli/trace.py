@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hpctk.cli.typed_ranges import ranks_of, steps_of
+from hpctk.cli.core.typed_ranges import ranks_of, steps_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,21 +19,22 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctk import environment
-from hpctk.cli import task_options
-from hpctk.cli.progress import Progress
-from hpctk.cli.results import results_table
-from hpctk.cli.table import bytes_text
+from hpctk.cli.core import task_options
+from hpctk.cli.core.progress import Progress
+from hpctk.cli.core.results import results_table
+from hpctk.cli.core.table import bytes_text
+from hpctk.comm import environment
 from hpctk.errors import SettingError
-from hpctk.tasks import TASKS, names, task_class
-from hpctk.tasks.job_settings import SETTINGS
+from hpctk.tasks import TASKS, task_class
+from hpctk.tasks.core import names
+from hpctk.tasks.core.job_settings import SETTINGS
 
 if TYPE_CHECKING:
-    from hpctk.tasks.recipes import Recipe
-    from hpctk.tasks.run_folder import RunFolder
-    from hpctk.tasks.task import Task
-    from hpctk.tasks.train import Report
-    from hpctk.world import World
+    from hpctk.comm.world import World
+    from hpctk.tasks.core.recipes import Recipe
+    from hpctk.tasks.core.run_folder import RunFolder
+    from hpctk.tasks.core.task import Task
+    from hpctk.tasks.core.train import Report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,10 +58,10 @@ def run(options: argparse.Namespace) -> int:
     expected = task_options.foreseen(options, SETTINGS[options.task])
     if expected is not None:
         names.check(expected)
-    from hpctk.tasks.recipes import recipes
-    from hpctk.tasks.report import document
-    from hpctk.tasks.run_folder import RunFolder
-    from hpctk.world import world
+    from hpctk.comm.world import world
+    from hpctk.tasks.core.recipes import recipes
+    from hpctk.tasks.core.report import document
+    from hpctk.tasks.core.run_folder import RunFolder
 
     kind = task_class(options.task)
     if expected is not None:
@@ -96,9 +97,9 @@ def train(
 ) -> dict[str, Any]:
     """Train by one method, unless it was; return how it went. Collective over the communicator."""
     from hpctk.checkpoint import Stopped
-    from hpctk.tasks.recipes import readable
-    from hpctk.tasks.report import document, entry
-    from hpctk.tasks.train import Job
+    from hpctk.tasks.core.recipes import readable
+    from hpctk.tasks.core.report import document, entry
+    from hpctk.tasks.core.train import Job
 
     own = None if folder is None else folder.of_method(recipe.name, several=several)
     kept = None if own is None else finished(here, own, recipe.name, several=several)
@@ -159,7 +160,7 @@ def hand_over(
     here: World, whole: dict[str, Any], folder: RunFolder | None, options: argparse.Namespace
 ) -> None:
     """Write the result and the picture, print the table. Collective over the communicator."""
-    from hpctk.tasks.run_folder import write_json
+    from hpctk.tasks.core.run_folder import write_json
 
     if folder is not None:
         here.run_on_root("writing the result", lambda: folder.write_result(whole))
@@ -187,7 +188,7 @@ def _show(bar: Progress, report: Report) -> None:
 
 
 def _drawn(whole: dict[str, Any], target: Path) -> str:
-    from hpctk.tasks.picture import draw
+    from hpctk.tasks.core.picture import draw
 
     try:
         draw(whole, target)
@@ -198,7 +199,7 @@ def _drawn(whole: dict[str, Any], target: Path) -> str:
 
 def listed() -> str:
     """Return all methods, one line each, and how compressors are written."""
-    from hpctk.tasks.recipes import compressor_forms, summaries
+    from hpctk.tasks.core.recipes import compressor_forms, summaries
 
     lines = [f"{name:<10} {summary}" for name, summary in summaries()]
     lines.append(f"{'all':<10} mean and the five methods, one after the other")

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctk import buffers
-from hpctk.collectives import auto
-from hpctk.collectives.elements import InPlace
-from hpctk.collectives.engine import engine_of
-from hpctk.collectives.handle import Handle
-from hpctk.world import World, world
+from hpctk.collectives.engine.elements import InPlace
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.handle import Handle
+from hpctk.collectives.tuning import auto
+from hpctk.comm import buffers
+from hpctk.comm.world import World, world
 
 if TYPE_CHECKING:
-    from hpctk.world import Comm
+    from hpctk.comm.world import Comm
 
 
 def allgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) -> Any:

@@ -10,18 +10,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpctk import buffers
-from hpctk.buffers import Dtype
-from hpctk.collectives import auto
-from hpctk.collectives.elements import elements
-from hpctk.collectives.engine import engine_of
-from hpctk.collectives.handle import Handle
+from hpctk.collectives.engine.elements import elements
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.handle import Handle
+from hpctk.collectives.tuning import auto
+from hpctk.comm import buffers
+from hpctk.comm.buffers import Dtype
+from hpctk.comm.world import World, world
 from hpctk.errors import SettingError
-from hpctk.stats.recorder import Call
-from hpctk.world import World, world
+from hpctk.telemetry.recorder import Call
 
 if TYPE_CHECKING:
-    from hpctk.world import Comm
+    from hpctk.comm.world import Comm
 
 OPERATIONS = ("mean", "sum", "max")
 #: Up to this many bytes the library's own all-reduce is called the short way.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpctk import buffers
-from hpctk.collectives import auto
-from hpctk.collectives.elements import InPlace
-from hpctk.collectives.engine import engine_of
-from hpctk.collectives.handle import Handle
+from hpctk.collectives.engine.elements import InPlace
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.handle import Handle
+from hpctk.collectives.tuning import auto
+from hpctk.comm import buffers
+from hpctk.comm.world import World, world
 from hpctk.errors import SettingError
-from hpctk.world import World, world
 
 if TYPE_CHECKING:
     import torch
 
-    from hpctk.world import Comm
+    from hpctk.comm.world import Comm
 
 
 def broadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm | None = None) -> Any:

@@ -20,21 +20,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctk import buffers
 from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.engine import engine_of
-from hpctk.collectives.gather_messages import gather_messages
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.gather_messages import gather_messages
 from hpctk.collectives.sparse_allreduce import reduce_pairs
-from hpctk.compressors import finite
-from hpctk.compressors.compressor import Compressor, refuse
-from hpctk.compressors.packet import Packet
+from hpctk.comm import buffers
+from hpctk.comm.world import World
+from hpctk.compressors.core import finite
+from hpctk.compressors.core.compressor import Compressor, refuse
+from hpctk.compressors.core.packet import Packet
+from hpctk.compressors.core.residuals import Residuals
 from hpctk.compressors.power_sgd import PowerSGD
-from hpctk.compressors.residuals import Residuals
 from hpctk.compressors.top_k import TopK
 from hpctk.kernels.indices import index_dtype
 from hpctk.schedules import ring
-from hpctk.stats.span import Span
-from hpctk.world import World
+from hpctk.telemetry.span import Span
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -20,17 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctk.buffers import DTYPES
-from hpctk.collectives import auto, consensus_weights
-from hpctk.collectives.consensus_weights import ConsensusState
-from hpctk.collectives.elements import InPlace
-from hpctk.collectives.engine import Engine, engine_of
-from hpctk.collectives.fuse import describe, fuse, unfuse
+from hpctk.collectives.engine import consensus_weights
+from hpctk.collectives.engine.consensus_weights import ConsensusState
+from hpctk.collectives.engine.elements import InPlace
+from hpctk.collectives.engine.engine import Engine, engine_of
+from hpctk.collectives.engine.fuse import describe, fuse, unfuse
+from hpctk.collectives.tuning import auto
+from hpctk.comm.buffers import DTYPES
+from hpctk.comm.world import World, world
 from hpctk.schedules import bounds, recursive_doubling, ring, rotation
-from hpctk.world import World, world
 
 if TYPE_CHECKING:
-    from hpctk.world import Comm
+    from hpctk.comm.world import Comm
 
 #: Elements in one piece of the inner products: their float64 copies stay in the cache.
 PIECE = 8192

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from hpctk.collectives.engine import engine_of
-from hpctk.collectives.gather_messages import gather_messages
-from hpctk.collectives.gather_rows import gather_rows
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.gather_messages import gather_messages
+from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.comm.world import World
 from hpctk.schedules import lazy
-from hpctk.world import World
 
 
 def lazy_allgather(here: World, message: Any) -> dict[int, Any]:

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from hpctk.collectives import auto
-from hpctk.collectives.elements import InPlace
-from hpctk.collectives.engine import engine_of
-from hpctk.collectives.gather_rows import gather_rows
+from hpctk.collectives.engine.elements import InPlace
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.collectives.tuning import auto
+from hpctk.comm.world import World
 from hpctk.errors import TensorError
 from hpctk.kernels import bits
 from hpctk.schedules import bounds, ring, rotation
-from hpctk.stats.span import Span
-from hpctk.world import World
+from hpctk.telemetry.span import Span
 
 
 class Parts:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpctk import buffers
-from hpctk.collectives import auto
 from hpctk.collectives.allreduce import prepared
-from hpctk.collectives.elements import elements
-from hpctk.collectives.engine import engine_of
-from hpctk.collectives.handle import Handle
+from hpctk.collectives.engine.elements import elements
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.handle import Handle
+from hpctk.collectives.tuning import auto
+from hpctk.comm import buffers
+from hpctk.comm.world import world
 from hpctk.schedules import bounds
-from hpctk.world import world
 
 if TYPE_CHECKING:
-    from hpctk.world import Comm
+    from hpctk.comm.world import Comm
 
 
 def reduce_scatter(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Any:

@@ -21,28 +21,30 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hpctk import buffers
-from hpctk.buffers import DTYPES
-from hpctk.collectives import auto, balance
 from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.engine import engine_of
-from hpctk.collectives.gather_messages import gather_messages
-from hpctk.collectives.gather_rows import gather_rows
-from hpctk.collectives.sparse_blocks import Pairs, SparseBlocks, summed_lists
-from hpctk.collectives.sparse_keep import largest
-from hpctk.compressors import sparse
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.gather_messages import gather_messages
+from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.collectives.sparse import balance
+from hpctk.collectives.sparse.blocks import Pairs, SparseBlocks, summed_lists
+from hpctk.collectives.sparse.keep import largest
+from hpctk.collectives.tuning import auto
+from hpctk.comm import buffers
+from hpctk.comm.buffers import DTYPES
+from hpctk.comm.world import World, world
+from hpctk.compressors.core import sparse
 from hpctk.errors import SettingError, TensorError
 from hpctk.kernels.indices import index_dtype
 from hpctk.kernels.merge import not_in, scatter, take
 from hpctk.kernels.select import top_k
-from hpctk.schedules import build, ring, rotation, sparse_cost
-from hpctk.schedules.plan import Plan
-from hpctk.schedules.registry import names
-from hpctk.schedules.sparse_cost import Offer
-from hpctk.world import World, world
+from hpctk.schedules import build, ring, rotation
+from hpctk.schedules.core.plan import Plan
+from hpctk.schedules.core.registry import names
+from hpctk.schedules.cost import sparse as sparse_cost
+from hpctk.schedules.cost.sparse import Offer
 
 if TYPE_CHECKING:
-    from hpctk.world import Comm
+    from hpctk.comm.world import Comm
 
 #: Seconds per element of the dense way, beside its all-reduce: room for the vector, and a look for what is not zero.
 DENSE_ELEMENT_S = 2e-9

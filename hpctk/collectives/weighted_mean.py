@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctk.buffers import DTYPES
 from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.fuse import describe, fuse, unfuse
-from hpctk.collectives.gather_rows import gather_rows
+from hpctk.collectives.engine.fuse import describe, fuse, unfuse
+from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.comm.buffers import DTYPES
+from hpctk.comm.world import world
 from hpctk.errors import SettingError
-from hpctk.world import world
 
 if TYPE_CHECKING:
-    from hpctk.world import Comm
+    from hpctk.comm.world import Comm
 
 
 def weighted_mean(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpctk.compressors.compressor import Compressor
+from hpctk.compressors.core.compressor import Compressor
+from hpctk.compressors.core.packet import Packet
+from hpctk.compressors.core.residuals import Residuals
 from hpctk.compressors.half import Half
 from hpctk.compressors.identity import Identity
-from hpctk.compressors.packet import Packet
 from hpctk.compressors.power_sgd import PowerSGD
 from hpctk.compressors.qsgd import QSGD
 from hpctk.compressors.random_k import RandomK
-from hpctk.compressors.residuals import Residuals
 from hpctk.compressors.sign import Sign
 from hpctk.compressors.top_k import TopK
 from hpctk.errors import SettingError

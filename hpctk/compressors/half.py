@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
-from hpctk.compressors.compressor import Compressor, Shape, expect_length
-from hpctk.compressors.packet import Packet
+from hpctk.compressors.core.compressor import Compressor, Shape, expect_length
+from hpctk.compressors.core.packet import Packet
 from hpctk.errors import SettingError
 
 WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from hpctk.compressors.compressor import Compressor, Shape, expect_length
-from hpctk.compressors.packet import Packet
+from hpctk.compressors.core.compressor import Compressor, Shape, expect_length
+from hpctk.compressors.core.packet import Packet
 
 
 class Identity(Compressor):

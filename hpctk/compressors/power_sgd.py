@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from hpctk import buffers
-from hpctk.compressors import arrays, draws, finite
-from hpctk.compressors.compressor import (
+from hpctk.comm import buffers
+from hpctk.compressors.core import arrays, draws, finite
+from hpctk.compressors.core.compressor import (
     Compressor,
     Shape,
     State,
@@ -34,8 +34,8 @@ from hpctk.compressors.compressor import (
     expect_length,
     refuse,
 )
-from hpctk.compressors.low_rank import fits, next_start, orthonormal
-from hpctk.compressors.packet import Packet
+from hpctk.compressors.core.low_rank import fits, next_start, orthonormal
+from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError, SettingError, TensorError
 
 Tensors = dict[str, torch.Tensor]

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctk.compressors import arrays, draws
-from hpctk.compressors.compressor import Compressor, Shape, State, expect_length
-from hpctk.compressors.packet import Packet
+from hpctk.compressors.core import arrays, draws
+from hpctk.compressors.core.compressor import Compressor, Shape, State, expect_length
+from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError, SettingError
 
 #: Elements quantised together: few enough for a core's cache.

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from hpctk.compressors import density as densities
-from hpctk.compressors import draws
-from hpctk.compressors.compressor import Compressor, Shape, State, expect_length
-from hpctk.compressors.packet import Packet
+from hpctk.compressors.core import density as densities
+from hpctk.compressors.core import draws
+from hpctk.compressors.core.compressor import Compressor, Shape, State, expect_length
+from hpctk.compressors.core.packet import Packet
 
 
 class RandomK(Compressor):

@@ -16,10 +16,10 @@ import math
 
 import torch
 
-from hpctk import buffers
-from hpctk.compressors import arrays, finite
-from hpctk.compressors.compressor import Compressor, Shape, expect_length
-from hpctk.compressors.packet import Packet
+from hpctk.comm import buffers
+from hpctk.compressors.core import arrays, finite
+from hpctk.compressors.core.compressor import Compressor, Shape, expect_length
+from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError
 
 

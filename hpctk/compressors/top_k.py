@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from hpctk import buffers
-from hpctk.compressors import arrays, finite
-from hpctk.compressors import density as densities
-from hpctk.compressors.compressor import Compressor, Shape, checked_flat, checked_pair, refuse
-from hpctk.compressors.packet import Packet
+from hpctk.comm import buffers
+from hpctk.compressors.core import arrays, finite
+from hpctk.compressors.core import density as densities
+from hpctk.compressors.core.compressor import Compressor, Shape, checked_flat, checked_pair, refuse
+from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError, SettingError
 
 
@@ -92,7 +92,7 @@ class TopK(Compressor):
         return _write(*self._take(flat), flat.numel(), flat.dtype, flat.device)
 
     def _decode(self, packet: Packet) -> torch.Tensor:
-        from hpctk.compressors import sparse
+        from hpctk.compressors.core import sparse
         from hpctk.kernels import merge
 
         if packet.data.dtype != torch.uint8:
@@ -135,7 +135,7 @@ class TopK(Compressor):
 
 
 def _write(indices: Any, values: Any, n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    from hpctk.compressors import sparse
+    from hpctk.compressors.core import sparse
 
     if isinstance(values, torch.Tensor):
         indices, values = indices.cpu().numpy(), arrays.as_array(values.cpu())

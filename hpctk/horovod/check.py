@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from hpctk import handshake
-from hpctk.collectives import auto
+from hpctk.collectives.tuning import auto
+from hpctk.comm.world import World
 from hpctk.errors import MismatchError, SettingError
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.replica import Replica
 from hpctk.methods.grawa import Grawa
 from hpctk.methods.lsgd import LSGD
 from hpctk.methods.mean import Mean
-from hpctk.methods.method import Method
-from hpctk.methods.replica import Replica
 from hpctk.methods.sasg import SASG
-from hpctk.world import World
+from hpctk.ways_in import handshake
 
 INSTEAD = "use hpctk.horovod.DistributedOptimizer(optimizer, method, model=model)"
 

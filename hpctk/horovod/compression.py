@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hpctk import handshake
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.comm.world import world
 from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError, SettingError
-from hpctk.grad_scaler import is_unscaled, let_step_take_scaler, tell, unscale
 from hpctk.horovod import tokens
 from hpctk.horovod.arrivals import Arrivals
 from hpctk.horovod.attachment import Attachment
@@ -31,16 +30,17 @@ from hpctk.horovod.kept_gradients import TokenReplica
 from hpctk.horovod.process_sets import communicator
 from hpctk.horovod.ready_made import ReadyMade
 from hpctk.horovod.sum_run import sum_run
-from hpctk.methods import drift
-from hpctk.methods.earlier import Earlier
-from hpctk.methods.evaluation import consensus_model
-from hpctk.methods.gradient_run import GradientRun
+from hpctk.methods.core import drift
+from hpctk.methods.core.evaluation import consensus_model
+from hpctk.methods.core.gradient_step import GradientRun
+from hpctk.methods.core.method import Method, Run
+from hpctk.methods.core.resharding import Earlier
 from hpctk.methods.mean import Mean
-from hpctk.methods.method import Method, Run
-from hpctk.overlap import release
-from hpctk.participant import Participant
-from hpctk.tally import Stats, StatsLike, Tally, kept_loss, wanted
-from hpctk.world import world
+from hpctk.ways_in import handshake
+from hpctk.ways_in.grad_scaler import is_unscaled, let_step_take_scaler, tell, unscale
+from hpctk.ways_in.overlap import release
+from hpctk.ways_in.participant import Participant
+from hpctk.ways_in.tally import Stats, StatsLike, Tally, kept_loss, wanted
 
 if TYPE_CHECKING:
     from mpi4py import MPI

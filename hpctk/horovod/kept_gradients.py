@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hpctk.methods.replica import Replica
+from hpctk.methods.core.replica import Replica
 
 
 @dataclass

@@ -12,7 +12,7 @@ import hpctk.optimizer
 from hpctk.errors import SettingError
 from hpctk.horovod.install import horovod
 from hpctk.horovod.process_sets import communicator
-from hpctk.methods.method import Closure, Method
+from hpctk.methods.core.method import Closure, Method
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -6,9 +6,9 @@ import torch
 
 from hpctk.collectives.compressed_mean import dense_sum
 from hpctk.compressors import Identity
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.replica import Replica
 from hpctk.methods.mean import Mean, MeanRun
-from hpctk.methods.method import Method
-from hpctk.methods.replica import Replica
 
 
 class SumRun(MeanRun):

@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from hpctk.collectives import consensus_weights
 from hpctk.collectives.consensus import Part, aggregate_in_place, finish
-from hpctk.collectives.consensus_weights import ConsensusState
-from hpctk.collectives.engine import engine_of
-from hpctk.methods.gradient_run import BucketRun
-from hpctk.methods.method import Method
-from hpctk.methods.replica import Replica
+from hpctk.collectives.engine import consensus_weights
+from hpctk.collectives.engine.consensus_weights import ConsensusState
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.methods.core.gradient_step import BucketRun
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.replica import Replica
 
 
 @dataclass(frozen=True)

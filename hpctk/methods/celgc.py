@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.methods.clipping import Clipping, check_clip
-from hpctk.methods.method import Method, scaled_rates
-from hpctk.methods.model_run import ModelRun
-from hpctk.methods.norms import global_norm
-from hpctk.methods.period import check_period
-from hpctk.methods.replica import Replica
+from hpctk.methods.core.clipping import Clipping, check_clip
+from hpctk.methods.core.method import Method, scaled_rates
+from hpctk.methods.core.model_step import ModelRun
+from hpctk.methods.core.norms import global_norm
+from hpctk.methods.core.period import check_period
+from hpctk.methods.core.replica import Replica
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpctk.methods.method import Method
-from hpctk.methods.model_run import ModelRun
-from hpctk.methods.period import check_period, check_share
-from hpctk.methods.replica import Replica, restore
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.model_step import ModelRun
+from hpctk.methods.core.period import check_period, check_share
+from hpctk.methods.core.replica import Replica, restore
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,17 @@ import numpy as np
 import torch
 
 from hpctk.collectives.compressed_mean import dense_sum
-from hpctk.collectives.gather_rows import gather_rows
+from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.errors import SettingError
-from hpctk.methods.earlier import Earlier
-from hpctk.methods.grawa_weights import NONE_YET, weights
-from hpctk.methods.method import Closure, Method
-from hpctk.methods.model_run import ModelRun
-from hpctk.methods.norms import norms
-from hpctk.methods.period import check_period, check_share
-from hpctk.methods.probe import probing
-from hpctk.methods.replica import Replica, restore
-from hpctk.methods.tickets import Tickets
+from hpctk.methods.core.grawa_weights import NONE_YET, weights
+from hpctk.methods.core.method import Closure, Method
+from hpctk.methods.core.model_step import ModelRun
+from hpctk.methods.core.norms import norms
+from hpctk.methods.core.period import check_period, check_share
+from hpctk.methods.core.probe import probing
+from hpctk.methods.core.replica import Replica, restore
+from hpctk.methods.core.resharding import Earlier
+from hpctk.methods.core.tickets import Tickets
 
 NORMS = ("step", "probe")
 

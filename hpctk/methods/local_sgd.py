@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.methods.method import Method
-from hpctk.methods.model_run import ModelRun
-from hpctk.methods.period import check_period
-from hpctk.methods.replica import Replica
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.model_step import ModelRun
+from hpctk.methods.core.period import check_period
+from hpctk.methods.core.replica import Replica
 
 
 @dataclass(frozen=True)

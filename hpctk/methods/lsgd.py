@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from hpctk.collectives.broadcast import broadcast_in_place
-from hpctk.collectives.gather_rows import gather_rows
+from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.errors import SettingError
-from hpctk.methods.earlier import Earlier
-from hpctk.methods.method import Method
-from hpctk.methods.model_run import ModelRun
-from hpctk.methods.period import check_period, check_share
-from hpctk.methods.replica import Replica, restore
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.model_step import ModelRun
+from hpctk.methods.core.period import check_period, check_share
+from hpctk.methods.core.replica import Replica, restore
+from hpctk.methods.core.resharding import Earlier
 
 #: Losses that a worker is judged by.
 LAST = 4

@@ -19,19 +19,19 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from hpctk import buffers
 from hpctk.collectives.allreduce import start_in_place
 from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
-from hpctk.collectives.gather_rows import gather_rows
-from hpctk.collectives.handle import Handle
+from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.collectives.engine.handle import Handle
+from hpctk.comm import buffers
 from hpctk.compressors import Compressor, Residuals
 from hpctk.errors import SettingError
-from hpctk.methods.clipping import Clipping, check_clip
-from hpctk.methods.earlier import Earlier, shares
-from hpctk.methods.gradient_run import BucketRun
-from hpctk.methods.method import Method, scaled_rates
-from hpctk.methods.norms import global_norm
-from hpctk.methods.replica import Replica
+from hpctk.methods.core.clipping import Clipping, check_clip
+from hpctk.methods.core.gradient_step import BucketRun
+from hpctk.methods.core.method import Method, scaled_rates
+from hpctk.methods.core.norms import global_norm
+from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.resharding import Earlier, shares
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpctk import buffers
+from hpctk.comm import buffers
 from hpctk.compressors import Compressor
 from hpctk.errors import SettingError
 from hpctk.kernels import updates
-from hpctk.methods.earlier import Earlier, shares
-from hpctk.methods.error_feedback import ErrorFeedback
-from hpctk.methods.method import Method
-from hpctk.methods.replica import Replica, restore
-from hpctk.methods.update_run import Row, UpdateRun
+from hpctk.methods.core.error_feedback import ErrorFeedback
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.replica import Replica, restore
+from hpctk.methods.core.resharding import Earlier, shares
+from hpctk.methods.core.update_step import Row, UpdateRun
 
 
 @dataclass(frozen=True)

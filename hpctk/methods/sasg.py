@@ -29,17 +29,18 @@ import numpy as np
 import torch
 
 from hpctk.collectives.compressed_mean import refuse_bad_sums, selected
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.lazy_allgather import lazy_allgather
-from hpctk.compressors import Residuals, TopK, sparse
-from hpctk.compressors import density as densities
+from hpctk.compressors import Residuals, TopK
+from hpctk.compressors.core import density as densities
+from hpctk.compressors.core import sparse
 from hpctk.errors import SettingError
-from hpctk.methods.earlier import Earlier, shares
-from hpctk.methods.last_messages import LastMessages
-from hpctk.methods.method import Closure, Method
-from hpctk.methods.replay import Replay
-from hpctk.methods.replica import Replica, restore
-from hpctk.methods.update_run import Row, UpdateRun, difference, squared_distance
+from hpctk.methods.core.last_messages import LastMessages
+from hpctk.methods.core.method import Closure, Method
+from hpctk.methods.core.replay import Replay
+from hpctk.methods.core.replica import Replica, restore
+from hpctk.methods.core.resharding import Earlier, shares
+from hpctk.methods.core.update_step import Row, UpdateRun, difference, squared_distance
 
 REDUCTIONS = ("sum", "mean")
 

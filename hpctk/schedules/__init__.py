@@ -4,9 +4,9 @@ Pure Python, without MPI and without torch. `build` makes a Plan; an engine runs
 `check.check` proves it, `cost.price` prices it, `draw.draw` draws it.
 """
 
-from hpctk.schedules.plan import Action, Plan, Recv, Round, Send, bounds
-from hpctk.schedules.registry import SCHEDULES, build
-from hpctk.schedules.volume import Phase, Volume
+from hpctk.schedules.core.plan import Action, Plan, Recv, Round, Send, bounds
+from hpctk.schedules.core.registry import SCHEDULES, build
+from hpctk.schedules.cost.volume import Phase, Volume
 
 __all__ = [
     "SCHEDULES",

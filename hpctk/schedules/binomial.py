@@ -23,8 +23,8 @@ Same bits everywhere: the sum is computed once, at rank 0, and then copied.
 
 from collections.abc import Iterator
 
-from hpctk.schedules.plan import IDLE, Action, Plan, Recv, Round, Send, checked_size, mirrored
-from hpctk.schedules.volume import Phase, Volume, merged
+from hpctk.schedules.core.plan import IDLE, Action, Plan, Recv, Round, Send, checked_size, mirrored
+from hpctk.schedules.cost.volume import Phase, Volume, merged
 
 _ALL = range(1)
 

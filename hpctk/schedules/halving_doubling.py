@@ -29,9 +29,9 @@ Same bits everywhere: each block's sum is completed by one rank only and then co
 
 from collections.abc import Iterator
 
-from hpctk.schedules.fold import Fold
-from hpctk.schedules.plan import IDLE, Action, Plan, Recv, Round, Send, exchange, mirrored
-from hpctk.schedules.volume import Phase, Volume, merged
+from hpctk.schedules.core.fold import Fold
+from hpctk.schedules.core.plan import IDLE, Action, Plan, Recv, Round, Send, exchange, mirrored
+from hpctk.schedules.cost.volume import Phase, Volume, merged
 
 
 def allreduce(size: int) -> Plan:

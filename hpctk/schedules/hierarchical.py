@@ -36,8 +36,8 @@ from itertools import repeat
 
 from hpctk.errors import SettingError
 from hpctk.schedules import ring, rotation
-from hpctk.schedules.plan import IDLE, Plan, Round
-from hpctk.schedules.volume import Phase, Volume, merged
+from hpctk.schedules.core.plan import IDLE, Plan, Round
+from hpctk.schedules.cost.volume import Phase, Volume, merged
 
 Nodes = tuple[tuple[int, ...], ...]
 

@@ -15,8 +15,8 @@ any, the plan has no messages.
 from collections.abc import Iterator, Sequence
 
 from hpctk.errors import SettingError
-from hpctk.schedules.plan import Action, Plan, Recv, Round, Send, checked_size
-from hpctk.schedules.volume import Phase, Volume, merged
+from hpctk.schedules.core.plan import Action, Plan, Recv, Round, Send, checked_size
+from hpctk.schedules.cost.volume import Phase, Volume, merged
 
 
 def allgather(size: int, senders: Sequence[int]) -> Plan:

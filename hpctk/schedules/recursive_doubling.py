@@ -21,9 +21,9 @@ Same bits everywhere: both partners of a round add the same two sums, one as a +
 
 from collections.abc import Iterator
 
-from hpctk.schedules.fold import Fold
-from hpctk.schedules.plan import IDLE, Action, Plan, Recv, Round, Send, exchange, mirrored
-from hpctk.schedules.volume import Phase, Volume, merged
+from hpctk.schedules.core.fold import Fold
+from hpctk.schedules.core.plan import IDLE, Action, Plan, Recv, Round, Send, exchange, mirrored
+from hpctk.schedules.cost.volume import Phase, Volume, merged
 
 _ALL = range(1)
 

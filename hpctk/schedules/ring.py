@@ -20,8 +20,8 @@ Same bits everywhere: the sum of block b is x[b+1] + x[b+2] + ... + x[b], comput
 
 from collections.abc import Iterator, Sequence
 
-from hpctk.schedules.plan import Action, Plan, Round, checked_size, exchange
-from hpctk.schedules.volume import Phase, even
+from hpctk.schedules.core.plan import Action, Plan, Round, checked_size, exchange
+from hpctk.schedules.cost.volume import Phase, even
 
 
 def reduce_scatter(size: int) -> Plan:

@@ -24,8 +24,8 @@ Same bits everywhere: the sum of block b is x[b] + x[b-1] + x[b-2] + ..., comput
 
 from collections.abc import Iterator, Sequence
 
-from hpctk.schedules.plan import Action, Plan, Recv, Round, Send, checked_size
-from hpctk.schedules.volume import Phase, even
+from hpctk.schedules.core.plan import Action, Plan, Recv, Round, Send, checked_size
+from hpctk.schedules.cost.volume import Phase, even
 
 
 def reduce_scatter(size: int, *, keep: bool = False) -> Plan:

@@ -20,11 +20,12 @@ from hpctk import hdf5
 from hpctk._version import __version__
 from hpctk.errors import HpctkError
 from hpctk.stats import merged_datasets as datasets
-from hpctk.stats import merged_format, schema
+from hpctk.stats import merged_format
 from hpctk.stats.merged_format import CHUNK_ROWS, JOINED, RANK, RANKS, RECORDING, ROW
-from hpctk.stats.rank_file import describe, put_attributes, stored
 from hpctk.stats.read import FILE, RankStats, RecordingStats, RunStats
-from hpctk.stats.schema import Column, TableFormat
+from hpctk.telemetry import schema
+from hpctk.telemetry.rank_file import describe, put_attributes, stored
+from hpctk.telemetry.schema import Column, TableFormat
 
 #: A view opens every rank's file when it is read. Beyond the limit of open files (ulimit -n, mostly 1024) HDF5 says
 #: nothing and gives fill values.

@@ -9,8 +9,8 @@ import numpy as np
 
 from hpctk.stats import merged_format
 from hpctk.stats.merged_format import CHUNK_ROWS
-from hpctk.stats.rank_file import describe, put_attributes, stored
-from hpctk.stats.schema import Column, TableFormat
+from hpctk.telemetry.rank_file import describe, put_attributes, stored
+from hpctk.telemetry.schema import Column, TableFormat
 
 
 def part(shape: tuple[int, ...], first: tuple[int, ...], count: tuple[int, ...]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpctk.stats.schema import CALLS, PROGRESS, SIZES, STEPS, SUMMARY, Column, TableFormat
+from hpctk.telemetry.schema import CALLS, PROGRESS, SIZES, STEPS, SUMMARY, Column, TableFormat
 
 NAME = "hpctk-stats-merged"
 #: Raised when a reader of the version before would misread the file.

@@ -19,10 +19,11 @@ import numpy as np
 
 from hpctk import hdf5
 from hpctk.errors import HpctkError
-from hpctk.stats import merged_format, rank_reader, schema
+from hpctk.stats import merged_format, rank_reader
 from hpctk.stats.merged_format import JOINED, OWN, RANKS
 from hpctk.stats.read import RankStats, RecordingStats, RunStats, Wanted, load
-from hpctk.stats.schema import Table
+from hpctk.telemetry import schema
+from hpctk.telemetry.schema import Table
 
 #: Bytes that one byte of deflate can stand for.
 _MOST_DENSE = 1032

@@ -21,8 +21,8 @@ import numpy as np
 
 from hpctk import hdf5
 from hpctk.errors import HpctkError
-from hpctk.stats import schema
-from hpctk.stats.schema import Column, Table, TableFormat
+from hpctk.telemetry import schema
+from hpctk.telemetry.schema import Column, Table, TableFormat
 
 Value = str | int | float
 

@@ -22,8 +22,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from hpctk.errors import HpctkError
-from hpctk.stats import merged_format, schema
-from hpctk.stats.schema import Table
+from hpctk.stats import merged_format
+from hpctk.telemetry import schema
+from hpctk.telemetry.schema import Table
 
 #: The name of a rank's file.
 FILE = re.compile(r"rank-(\d{5,9})\.h5")

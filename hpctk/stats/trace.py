@@ -18,7 +18,7 @@ from hpctk.errors import HpctkError
 from hpctk.stats import metrics
 from hpctk.stats.aligned import shifts
 from hpctk.stats.read import RankStats, RunStats
-from hpctk.stats.schema import CALLS, LABELS, STEPS
+from hpctk.telemetry.schema import CALLS, LABELS, STEPS
 
 #: Rows that are in memory at a time.
 ROWS = 50_000

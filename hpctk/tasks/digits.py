@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from hpctk.tasks.images import Images, accuracy_and_loss
-from hpctk.tasks.job_settings import DigitsSettings
-from hpctk.tasks.task import ShuffledTask
+from hpctk.tasks.core.images import Images, accuracy_and_loss
+from hpctk.tasks.core.job_settings import DigitsSettings
+from hpctk.tasks.core.task import ShuffledTask
 
 #: Every 6th image is held out for testing: 300 images, all classes.
 TEST_EVERY = 6

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from hpctk.errors import HpctkError
-from hpctk.tasks import idx
-from hpctk.tasks.images import Images, accuracy_and_loss
-from hpctk.tasks.job_settings import FashionSettings
-from hpctk.tasks.task import ShuffledTask
+from hpctk.tasks.core import idx
+from hpctk.tasks.core.images import Images, accuracy_and_loss
+from hpctk.tasks.core.job_settings import FashionSettings
+from hpctk.tasks.core.task import ShuffledTask
 
 #: Where Debian's package dataset-fashion-mnist puts the files.
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from hpctk.errors import HpctkError
-from hpctk.tasks.job_settings import LanguageModelSettings
-from hpctk.tasks.task import ShuffledTask
+from hpctk.tasks.core.job_settings import LanguageModelSettings
+from hpctk.tasks.core.task import ShuffledTask
 
 BYTES = 256
 #: One window in so many is held out: those at the end of the text.

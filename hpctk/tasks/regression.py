@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from hpctk.errors import SettingError
-from hpctk.methods.method import Method
+from hpctk.methods.core.method import Method
 from hpctk.optimizer import DistributedOptimizer
-from hpctk.tasks.job_settings import RegressionSettings
-from hpctk.tasks.task import Task
+from hpctk.tasks.core.job_settings import RegressionSettings
+from hpctk.tasks.core.task import Task
 
 WEIGHTS = 1000
 MICRO_BATCHES = 2

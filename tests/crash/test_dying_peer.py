@@ -5,7 +5,7 @@ from jobs import run_ranks
 
 PROGRAM = """
     import os, signal, sys, time, torch, hpctk
-    from hpctk.world import world
+    from hpctk.comm.world import world
     here = world()
     tensor = torch.ones(4_000_000)
     for step in range(1000):

@@ -31,7 +31,7 @@ PROGRAM = """
         if deed != "returns":
             sys.exit(deed)
 
-    rank = hpctk.world.world({comm}).rank
+    rank = hpctk.comm.world.world({comm}).rank
     for deed in (0, 3, None, "a reason", "raises", "returns"):
         step()
         child = os.fork() if rank == 0 else None

@@ -6,7 +6,7 @@ from jobs import run_ranks
 #: Ranks 0 and 2 wait in a collective; rank 1 does what the test says instead.
 PROGRAM = """
     import os, signal, sys, time
-    from hpctk.world import world
+    from hpctk.comm.world import world
     here = world()
 
     def misbehave():
@@ -83,7 +83,7 @@ def test_never_starting_to_use_hpctk(tmp_path):
         from mpi4py import MPI
         if MPI.COMM_WORLD.rank == 2:
             time.sleep(1000)
-        from hpctk.world import world
+        from hpctk.comm.world import world
         world()
         """,
         tmp_path,
@@ -99,7 +99,7 @@ def test_leaving_at_different_times_is_no_error(tmp_path):
         3,
         """
         import time
-        from hpctk.world import world
+        from hpctk.comm.world import world
         here = world()
         time.sleep(2.5 * here.rank)
         """,

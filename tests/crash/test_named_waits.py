@@ -8,7 +8,7 @@ PROGRAM = """
     import sys, time, torch, hpctk
     from hpctk.collectives.consensus import Part
     {start}
-    rank = hpctk.world.world({comm}).rank
+    rank = hpctk.comm.world.world({comm}).rank
     model = torch.nn.Linear(4, 2)
     opt = hpctk.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), hpctk.LocalSGD(8), model=model, comm={comm}

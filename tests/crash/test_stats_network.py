@@ -11,11 +11,11 @@ PROGRAM = """
     import json, sys, time
     from pathlib import Path
     import torch, hpctk
-    from hpctk.collectives.engine import counted
+    from hpctk.collectives.engine.engine import counted
     from hpctk.stats.read import read_rank
-    from hpctk.stats.recording import Recording
-    from hpctk.stats.settings import StatsSettings
-    from hpctk.world import world
+    from hpctk.telemetry.recording import Recording
+    from hpctk.telemetry.settings import StatsSettings
+    from hpctk.comm.world import world
 
     here, home = world(), Path(sys.argv[1])
 

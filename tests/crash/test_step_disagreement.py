@@ -12,7 +12,7 @@ MISSING = """
     import sys
     import torch
     import hpctk
-    from hpctk.world import world
+    from hpctk.comm.world import world
     here = world()
     model = torch.nn.Linear(300, 20)
     base = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -29,7 +29,7 @@ MISSING = """
 OVERLAPPED = """
     import torch
     import hpctk
-    from hpctk.world import world
+    from hpctk.comm.world import world
     here = world()
     pair = []
     for _ in range(2):

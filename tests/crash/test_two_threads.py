@@ -7,10 +7,10 @@ from jobs import run, run_ranks, torchrun
 
 #: A thread waits in a collective, because rank 1 comes late to it; the main thread comes in meanwhile, on rank 0.
 MEANWHILE = """
-    import sys, threading, time, torch, hpctk, hpctk.world
+    import sys, threading, time, torch, hpctk, hpctk.comm.world
     {start}
     comm = {comm}
-    here = hpctk.world.world(comm)
+    here = hpctk.comm.world.world(comm)
     model = torch.nn.Linear(4, 2)
     opt = hpctk.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), hpctk.Mean(), model=model, comm=comm

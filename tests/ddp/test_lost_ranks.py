@@ -66,7 +66,7 @@ def test_never_starting_to_use_hpctk(tmp_path):
         dist.init_process_group("gloo")
         if dist.get_rank() == 1:
             time.sleep(1000)
-        from hpctk.world import world
+        from hpctk.comm.world import world
         world(dist.group.WORLD)
         """,
         tmp_path,

@@ -8,7 +8,7 @@ from jobs import mpirun, run
 PROGRAM = """
 import gc, sys
 import torch, hpctk
-from hpctk.world import world
+from hpctk.comm.world import world
 
 here = world()
 STEPS, WARM = 10_000, 2_000

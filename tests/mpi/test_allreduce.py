@@ -5,10 +5,10 @@ import pytest
 import torch
 from fake_gpu import FakeCupyArray, fake_cuda, recorded_synchronisation
 
-from hpctk import buffers
 from hpctk.collectives.allreduce import allreduce, iallreduce
+from hpctk.comm import buffers
 from hpctk.errors import HpctkError, MismatchError, SettingError, TensorError
-from hpctk.schedules.registry import names
+from hpctk.schedules.core.registry import names
 
 SCHEDULES = ["mpi", *names("allreduce", with_nodes=True)]
 
@@ -252,9 +252,9 @@ def test_max_keeps_nan(world):
 @pytest.mark.parametrize("schedule", names("allreduce", with_nodes=True))
 def test_messages_longer_than_the_window(world, schedule):
     # More segments in one message than a run looks ahead, each above the eager limit of shared memory.
-    from hpctk.collectives.elements import InPlace
-    from hpctk.collectives.engine import engine_of
-    from hpctk.collectives.run import WINDOW
+    from hpctk.collectives.engine.elements import InPlace
+    from hpctk.collectives.engine.engine import engine_of
+    from hpctk.collectives.engine.plan_run import WINDOW
     from hpctk.schedules import build
 
     plan = build(schedule, "allreduce", world.size, nodes=world.nodes)
@@ -266,7 +266,7 @@ def test_messages_longer_than_the_window(world, schedule):
 
 def test_tags_are_not_used_twice_at_once(world):
     # One long all-reduce under way while as many short ones as there are lanes come and go.
-    from hpctk.collectives.engine import LANES
+    from hpctk.collectives.engine.engine import LANES
 
     long = iallreduce(torch.full((3_000_000,), float(world.rank)), schedule="rotation")
     for i in range(LANES + 2):

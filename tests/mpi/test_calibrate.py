@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import hpctk
-from hpctk.collectives import auto, calibrate
-from hpctk.collectives.calibration import Calibration
+from hpctk.collectives.tuning import auto, calibrate
+from hpctk.collectives.tuning.calibration import Calibration
 from hpctk.errors import SettingError
-from hpctk.schedules.registry import names
+from hpctk.schedules.core.registry import names
 
 
 @pytest.fixture

@@ -399,7 +399,7 @@ def test_tensors_lie_under_their_names(world, shared):
 
 
 def test_resolved_schedules_are_kept(world, shared):
-    from hpctk.collectives import auto
+    from hpctk.collectives.tuning import auto
 
     job = Job(METHODS["mean"]())
     job.train(1)

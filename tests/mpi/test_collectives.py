@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import hpctk
-from hpctk.collectives.consensus_weights import SCALES, ConsensusState
-from hpctk.collectives.elements import InPlace
-from hpctk.collectives.engine import SEGMENT_BYTES, engine_of
-from hpctk.collectives.run import SCRATCH
+from hpctk.collectives.engine.consensus_weights import SCALES, ConsensusState
+from hpctk.collectives.engine.elements import InPlace
+from hpctk.collectives.engine.engine import SEGMENT_BYTES, engine_of
+from hpctk.collectives.engine.plan_run import SCRATCH
 from hpctk.errors import MismatchError, PeerError, SettingError, TensorError
 from hpctk.schedules import bounds, build
-from hpctk.schedules.registry import names
+from hpctk.schedules.core.registry import names
 
 #: Awkward shapes: a scalar, fewer elements than ranks, more dimensions, several segments.
 SHAPES = [(), (5,), (3, 4), (2, 2, 2), (200, 201)]
@@ -96,8 +96,8 @@ def test_counted_bytes_equal_the_volume_of_the_plan(world, kind):
 @pytest.mark.parametrize("schedule", names("allreduce", with_nodes=True))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_extra_memory_is_at_most_two_copies(world, schedule, dtype):
-    from hpctk.buffers import dtype_of
-    from hpctk.collectives.elements import elements
+    from hpctk.collectives.engine.elements import elements
+    from hpctk.comm.buffers import dtype_of
 
     flat = torch.ones(3_000_000, dtype=dtype)
     engine = engine_of(world)

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from training import alone, assert_alike, loss_of, net, sgd, values
 
 import hpctk
-import hpctk.world
-from hpctk.collectives.engine import engine_of
+import hpctk.comm.world
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.errors import HpctkError, MismatchError, PeerError, SettingError, TensorError
 
 METHODS = {
@@ -290,7 +290,7 @@ def test_the_first_bucket_is_exchanged_while_backward_goes_on(world, process_gro
 
     model = Model()
     wrapped, _ = wrap(model, process_group, METHODS[name](), bucket_cap_mb=0.01)
-    recorders = engine_of(hpctk.world.world(process_group)).recorders
+    recorders = engine_of(hpctk.comm.world.world(process_group)).recorders
     recorders.append(noted)
     try:
         for step in range(2):
@@ -366,11 +366,11 @@ def test_a_group_of_some_ranks(world, process_group):
 
 
 def test_one_world_per_group(process_group):
-    assert hpctk.world.world(process_group) is hpctk.world.world(dist.group.WORLD)
+    assert hpctk.comm.world.world(process_group) is hpctk.comm.world.world(dist.group.WORLD)
 
 
 def test_the_world_of_a_group_is_like_that_of_mpi(world, process_group):
-    here = hpctk.world.world(process_group)
+    here = hpctk.comm.world.world(process_group)
     assert (here.rank, here.size, here.nodes) == (world.rank, world.size, world.nodes)
     assert (here.local_rank, here.local_size) == (world.local_rank, world.local_size)
     assert here.minimum([here.rank, -here.rank], "ends") == [0, 1 - here.size]
@@ -397,7 +397,7 @@ def test_handles_may_be_waited_for_in_any_order(world, process_group):
         hpctk.iallreduce(rows[world.rank] + i, op="sum", schedule="ring", comm=process_group)
         for i in range(5)
     ]
-    here, order = hpctk.world.world(process_group), range(5) if world.rank == 0 else range(4, -1, -1)
+    here, order = hpctk.comm.world.world(process_group), range(5) if world.rank == 0 else range(4, -1, -1)
     if world.rank == 0:
         here.barrier("in the middle")
     results = {i: handles[i].wait() for i in order}

@@ -5,11 +5,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import hpctk.world
-from hpctk.collectives.elements import InPlace
-from hpctk.collectives.engine import Engine
+import hpctk.comm.world
+from hpctk.collectives.engine.elements import InPlace
+from hpctk.collectives.engine.engine import Engine
 from hpctk.schedules import build
-from hpctk.schedules.registry import names
+from hpctk.schedules.core.registry import names
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def engine(world, mpi_tmp_path):
     dist.init_process_group(
         "gloo", init_method=f"file://{mpi_tmp_path}/store", rank=world.rank, world_size=world.size
     )
-    yield Engine(hpctk.world.world(dist.group.WORLD).transport())
+    yield Engine(hpctk.comm.world.world(dist.group.WORLD).transport())
     world.barrier("the end of a gloo test")
     dist.destroy_process_group()
 

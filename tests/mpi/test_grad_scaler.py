@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, values
 
 import hpctk
-import hpctk.world
+import hpctk.comm.world
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_a_local_method_unscales_and_skips_by_itself(world):
 @pytest.mark.parametrize("method", ["Mean", "Mean of TopK", "AdaCons"])
 @pytest.mark.parametrize("recipe", ["plain", "unscale_ and clip"])
 def test_attached_to_ddp(process_group, recipe, method):
-    here = hpctk.world.world(process_group)
+    here = hpctk.comm.world.world(process_group)
     model, base = scaled_model()
     ddp = DistributedDataParallel(model, process_group=process_group)
     attached = hpctk.ddp.attach(ddp, METHODS[method](), on_bad_gradient="skip")
@@ -128,7 +128,7 @@ def test_attached_to_ddp(process_group, recipe, method):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ddp_optimizer(process_group, recipe):
-    here = hpctk.world.world(process_group)
+    here = hpctk.comm.world.world(process_group)
     model, base = scaled_model()
     opt = hpctk.ddp.DistributedOptimizer(
         base, hpctk.Mean(hpctk.TopK(0.5)), model=model, group=process_group, on_bad_gradient="skip"

@@ -12,12 +12,12 @@ from simulation import SIMULATIONS, grawa
 from simulation.problem import Problem
 
 import hpctk
+from hpctk.comm.mpi import counter as words
+from hpctk.comm.mpi.counter import ServedWord, WindowWord
+from hpctk.comm.shared_counter import shared_word
 from hpctk.errors import HpctkError
-from hpctk.methods import mpi_word as words
+from hpctk.methods.core.tickets import Tickets, meaning
 from hpctk.methods.grawa import LGRAWA, MGRAWA
-from hpctk.methods.mpi_word import ServedWord, WindowWord
-from hpctk.methods.shared_word import shared_word
-from hpctk.methods.tickets import Tickets, meaning
 
 METHODS = {"MGRAWA": MGRAWA, "LGRAWA": LGRAWA}
 both = pytest.mark.parametrize("name", METHODS)
@@ -28,7 +28,7 @@ def word(request, monkeypatch, world):
     """The counter of one node, and that of many."""
     if request.param is WindowWord and len(world.nodes) > 1:
         pytest.skip("not used between nodes")
-    monkeypatch.setattr("hpctk.methods.tickets.shared_word", request.param)
+    monkeypatch.setattr("hpctk.methods.core.tickets.shared_word", request.param)
     return request.param
 
 
@@ -129,7 +129,7 @@ def test_a_word_may_be_asked_for_before_rank_0_has_made_it(world):
 
 def test_freeing_the_communicator_frees_the_words(world, comm, word):
     copy = comm.Dup()
-    here = hpctk.world.world(copy)
+    here = hpctk.comm.world.world(copy)
     kept = word(here)
     kept.add(1)
     here.barrier()
@@ -322,7 +322,7 @@ def test_the_thread_lives_as_long_as_the_runs(world, word):
 def test_without_threads_rank_0_warns_and_answers_when_it_can(world, comm, monkeypatch):
     monkeypatch.setattr(words.MPI, "Query_thread", lambda: words.MPI.THREAD_SERIALIZED)
     copy = comm.Dup()
-    here = hpctk.world.world(copy)
+    here = hpctk.comm.world.world(copy)
     if world.rank == 0 and world.size > 1:
         with pytest.warns(RuntimeWarning, match="MPI_THREAD_MULTIPLE"):
             word = ServedWord(here)

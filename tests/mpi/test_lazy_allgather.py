@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.lazy_allgather import lazy_allgather
 
 

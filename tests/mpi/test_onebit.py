@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.onebit import onebit_allreduce, shard_bounds, sign_bytes
 from hpctk.errors import TensorError
 from hpctk.kernels import bits

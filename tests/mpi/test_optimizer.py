@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPl
 from training import alone, assert_alike, loss_of, mean_gradients, net, sgd, train, values, wrapped
 
 import hpctk
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.errors import HpctkError, SettingError
 
 BASES = {
@@ -477,7 +477,7 @@ def test_no_recorder_is_left_behind(world):
 
 def test_no_recorder_is_left_behind_by_equal_counters(comm):
     """On a fresh communicator the engine's counter and the optimizer's hold the same numbers."""
-    from hpctk.world import world as world_of
+    from hpctk.comm.world import world as world_of
 
     alone_here = comm.Split(comm.rank)
     here = world_of(alone_here)
@@ -491,7 +491,7 @@ def test_no_recorder_is_left_behind_by_equal_counters(comm):
 
 
 def test_sub_communicators(comm):
-    from hpctk.world import world as world_of
+    from hpctk.comm.world import world as world_of
 
     half = comm.Split(comm.rank % 2, comm.rank)
     here = world_of(half)

@@ -393,7 +393,7 @@ def test_a_model_in_ddp_is_refused(world, process_group):
 
 
 def test_one_rank_alone_says_so_once(world, comm, caplog, monkeypatch):
-    participant = importlib.import_module("hpctk.participant")
+    participant = importlib.import_module("hpctk.ways_in.participant")
     participant._say_alone.cache_clear()
     for _ in range(2):
         wrapped(net())

@@ -26,7 +26,7 @@ BUCKETS = ["Mean", "AdaCons"]
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
     """Let every tensor of 32 bytes or more fill a bucket: the network has three."""
-    monkeypatch.setattr("hpctk.overlap.BUCKET_BYTES", 32)
+    monkeypatch.setattr("hpctk.ways_in.overlap.BUCKET_BYTES", 32)
 
 
 class Branches(torch.nn.Module):

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import hpctk
-from hpctk.collectives import balance
-from hpctk.collectives.engine import engine_of
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.sparse import balance
+from hpctk.collectives.sparse.blocks import SparseBlocks
 from hpctk.collectives.sparse_allreduce import Choices, reduce_pairs
-from hpctk.collectives.sparse_blocks import SparseBlocks
-from hpctk.compressors.sparse import wire_bytes
+from hpctk.compressors.core.sparse import wire_bytes
 from hpctk.errors import MismatchError, PeerError, SettingError
 from hpctk.schedules import build
-from hpctk.schedules.registry import names
+from hpctk.schedules.core.registry import names
 
 SCHEDULES = ["allgather", "recursive_doubling", "split", "dense", "auto"]
 LENGTH_BYTES = 8

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import hpctk
-from hpctk.agreement import FRAME
-from hpctk.collectives.clocks import clock_offset
-from hpctk.collectives.engine import counted, engine_of
+from hpctk.collectives.engine.engine import counted, engine_of
+from hpctk.collectives.tuning.clocks import clock_offset
+from hpctk.comm.agreement import FRAME
 from hpctk.errors import MismatchError
 from hpctk.schedules import build
-from hpctk.schedules.registry import names
-from hpctk.stats.recording import Recording
-from hpctk.stats.settings import StatsSettings
+from hpctk.schedules.core.registry import names
+from hpctk.telemetry.recording import Recording
+from hpctk.telemetry.settings import StatsSettings
 
 KINDS = {
     "allreduce": lambda x, schedule, comm: hpctk.allreduce(x, schedule=schedule, comm=comm),
@@ -318,7 +318,7 @@ def test_clocks_of_several_nodes_are_compared(world, monkeypatch):
     import time
 
     ahead, now = 1000.0 * world.rank, time.perf_counter
-    monkeypatch.setattr("hpctk.collectives.clocks.time.perf_counter", lambda: now() + ahead)
+    monkeypatch.setattr("hpctk.collectives.tuning.clocks.time.perf_counter", lambda: now() + ahead)
     monkeypatch.setattr(world, "nodes", tuple((rank,) for rank in range(world.size)))
     offset, error = clock_offset(world)
     assert error < 1

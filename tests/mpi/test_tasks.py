@@ -7,8 +7,8 @@ import pytest
 
 from hpctk.cli import main
 from hpctk.tasks import task_class
-from hpctk.tasks.recipes import recipes
-from hpctk.tasks.train import Job
+from hpctk.tasks.core.recipes import recipes
+from hpctk.tasks.core.train import Job
 
 #: A few steps of each; enough for the loss to fall by this factor.
 SHORT = {

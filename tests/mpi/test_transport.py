@@ -7,10 +7,10 @@ import pytest
 import torch.distributed as dist
 from mpi4py import MPI
 
-import hpctk.world
+import hpctk.comm.world
+from hpctk.comm.mpi.transport import MpiTransport
+from hpctk.comm.transport import wait
 from hpctk.errors import PeerError
-from hpctk.transport import wait
-from hpctk.transport.mpi import MpiTransport
 
 TAG = 7
 
@@ -39,7 +39,7 @@ def transport(request, world):
     if world.size == 1:
         pytest.skip("gloo has no messages to oneself")
     request.getfixturevalue("gloo")
-    return hpctk.world.world(dist.group.WORLD).transport()
+    return hpctk.comm.world.world(dist.group.WORLD).transport()
 
 
 def neighbours(transport):
@@ -163,7 +163,7 @@ def test_deadline_over_mpi_names_operation_and_peer(comm, world, monkeypatch):
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
     copy = comm.Dup()
-    own = hpctk.world.world(copy)
+    own = hpctk.comm.world.world(copy)
     monkeypatch.setattr(own._roll_call, "timeout_s", 1.0)
     try:
         if own.rank == 0:
@@ -182,7 +182,7 @@ def test_deadline_over_gloo_names_operation_and_peer(world, gloo, monkeypatch):
     if world.size == 1:
         pytest.skip("one rank waits for nobody")
     monkeypatch.setenv("HPCTK_TIMEOUT_S", "1")
-    transport = hpctk.world.world(dist.group.WORLD).transport()
+    transport = hpctk.comm.world.world(dist.group.WORLD).transport()
     if world.rank == 0:
         request = transport.irecv(np.zeros(1, np.uint8), 1, TAG)
         with pytest.raises(PeerError, match="in the message that never comes.*rank 1.*HPCTK_TIMEOUT_S"):
@@ -196,7 +196,7 @@ def test_ranks_of_a_gloo_group_are_counted_within_it(world, gloo):
     group = dist.new_group(range(1, world.size))
     if world.rank == 0:
         return
-    transport = hpctk.world.world(group).transport()
+    transport = hpctk.comm.world.world(group).transport()
     assert (transport.rank, transport.size) == (world.rank - 1, world.size - 1)
     left, right = neighbours(transport)
     received = np.zeros(10, np.uint8)

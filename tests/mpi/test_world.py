@@ -6,28 +6,28 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import hpctk.mpi_world
-import hpctk.world
+import hpctk.comm.mpi.world
+import hpctk.comm.world
 from hpctk.errors import MismatchError, PeerError, SettingError
 
 
 def test_one_world_per_communicator(comm, world):
-    assert hpctk.world.world() is world
-    assert hpctk.world.world(comm) is world
+    assert hpctk.comm.world.world() is world
+    assert hpctk.comm.world.world(comm) is world
     assert (world.rank, world.size) == (comm.rank, comm.size)
 
 
 def test_freed_with_the_users_communicator(comm):
     copy = comm.Dup()
-    made = hpctk.world.world(copy)
+    made = hpctk.comm.world.world(copy)
     copy.Free()
     assert made.data == MPI.COMM_NULL
-    assert made not in hpctk.mpi_world._worlds
+    assert made not in hpctk.comm.mpi.world._worlds
 
 
 def test_split_communicators_have_their_own_world(comm):
     half = comm.Split(color=comm.rank % 2, key=comm.rank)
-    made = hpctk.world.world(half)
+    made = hpctk.comm.world.world(half)
     assert made.size == half.size
     assert made.minimum([comm.rank, -comm.rank], "lowest rank")[0] == comm.rank % 2
     half.Free()
@@ -141,7 +141,7 @@ def test_wrong_slurm_launch(comm, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(comm.size + 3))
     copy = comm.Dup()
     with pytest.raises(SettingError) as caught:
-        hpctk.world.world(copy)
+        hpctk.comm.world.world(copy)
     wanted = "pmix" if MPI.get_vendor()[0] == "Open MPI" else "pmi2"
     assert f"--mpi={wanted}" in str(caught.value)
     assert str(comm.size + 3) in str(caught.value)
@@ -150,7 +150,7 @@ def test_wrong_slurm_launch(comm, monkeypatch):
 def test_right_slurm_launch(comm, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(comm.size))
     copy = comm.Dup()
-    assert hpctk.world.world(copy).size == comm.size
+    assert hpctk.comm.world.world(copy).size == comm.size
     copy.Free()
 
 
@@ -158,8 +158,8 @@ def test_a_farewell_may_overtake_what_was_sent_before_it(world, monkeypatch):
     """Rank 1 is known to have left while its last message is still on its way."""
     if world.size == 1:
         pytest.skip("needs another rank")
-    monkeypatch.setattr("hpctk.rollcall.PATIENCE_S", 0.05)
-    monkeypatch.setattr("hpctk.rollcall.ANSWER_S", 0.05)
+    monkeypatch.setattr("hpctk.comm.mpi.watchdog.PATIENCE_S", 0.05)
+    monkeypatch.setattr("hpctk.comm.mpi.watchdog.ANSWER_S", 0.05)
     data = np.zeros(1, np.int64)
     if world.rank == 0:
         monkeypatch.setitem(world._roll_call.left, 1, "has left the program")
@@ -173,8 +173,8 @@ def test_a_farewell_may_overtake_what_was_sent_before_it(world, monkeypatch):
 def test_who_waits_for_a_rank_that_has_left_is_told(world, monkeypatch):
     if world.size == 1:
         pytest.skip("needs another rank")
-    monkeypatch.setattr("hpctk.rollcall.PATIENCE_S", 0.05)
-    monkeypatch.setattr("hpctk.rollcall.GRACE_S", 0.2)
+    monkeypatch.setattr("hpctk.comm.mpi.watchdog.PATIENCE_S", 0.05)
+    monkeypatch.setattr("hpctk.comm.mpi.watchdog.GRACE_S", 0.2)
     if world.rank == 0:
         monkeypatch.setitem(world._roll_call.left, 1, "has left the program")
         request = world.control.Irecv([np.zeros(1, np.int64), MPI.INT64_T], 1, 6)

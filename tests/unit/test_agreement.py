@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hpctk.agreement import Agreement, first_difference
+from hpctk.comm.agreement import Agreement, first_difference
 from hpctk.errors import MismatchError, PeerError, SettingError, TensorError
 
 MEETING_S = 20

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctk.collectives.calibration import Calibration, factor_at, interpolate
+from hpctk.collectives.tuning.calibration import Calibration, factor_at, interpolate
 from hpctk.errors import SettingError
 from hpctk.schedules import build
-from hpctk.schedules.cost import price
-from hpctk.schedules.machine import Machine
+from hpctk.schedules.cost.machine import Machine
+from hpctk.schedules.cost.prices import price
 
 POINTS = ((8, 1e-5), (1000, 1e-4), (1_000_000, 1e-2))
 

@@ -9,8 +9,9 @@ from compressor_cases import DTYPES, MAKERS, bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctk.compressors import QSGD, Half, Packet, PowerSGD, RandomK, Sign, TopK, sparse
-from hpctk.compressors.density import kept
+from hpctk.compressors import QSGD, Half, Packet, PowerSGD, RandomK, Sign, TopK
+from hpctk.compressors.core import sparse
+from hpctk.compressors.core.density import kept
 from hpctk.errors import HpctkError
 
 KEYS = list(MAKERS)

@@ -13,7 +13,8 @@ from fake_gpu import fake_cuda
 from jobs import clean_environment
 
 from hpctk import compressors
-from hpctk.compressors import QSGD, Half, Identity, PowerSGD, RandomK, Residuals, Sign, TopK, by_name, draws
+from hpctk.compressors import QSGD, Half, Identity, PowerSGD, RandomK, Residuals, Sign, TopK, by_name
+from hpctk.compressors.core import draws
 from hpctk.errors import HpctkError, SettingError, TensorError
 
 KEYS = list(MAKERS)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hpctk.collectives.consensus_weights import SCALES, ConsensusState, check, weights
+from hpctk.collectives.engine.consensus_weights import SCALES, ConsensusState, check, weights
 from hpctk.errors import SettingError
 
 EXAMPLE = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])

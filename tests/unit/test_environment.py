@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import hpctk
-from hpctk import environment
+from hpctk.comm import environment
 from hpctk.errors import SettingError
 
 

@@ -4,7 +4,7 @@ import ctypes.util
 
 import pytest
 
-from hpctk import gpu
+from hpctk.comm import gpu
 from hpctk.errors import SettingError
 
 #: A real library, to call real functions in: getpid() is not 0, sched_yield() is.

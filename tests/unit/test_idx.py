@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpctk.errors import HpctkError
-from hpctk.tasks import idx
+from hpctk.tasks.core import idx
 
 IMAGES = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
 WHOLE = idx_files.idx(IMAGES)

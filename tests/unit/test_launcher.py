@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctk import launcher
+from hpctk.comm import launcher
 
 
 def step(tasks, **more):

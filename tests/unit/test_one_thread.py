@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from hpctk.comm.one_thread import OneThread
 from hpctk.errors import HpctkError
-from hpctk.one_thread import OneThread
 
 
 def in_a_thread(work):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hpctk.cli.results import results_table
-from hpctk.tasks.picture import draw, lines, smoothed
-from hpctk.tasks.report import document, entry
+from hpctk.cli.core.results import results_table
+from hpctk.tasks.core.picture import draw, lines, smoothed
+from hpctk.tasks.core.report import document, entry
 
 
 def rank(**changes):

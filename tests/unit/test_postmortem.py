@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from hpctk.postmortem import Process
+from hpctk.comm.postmortem import Process
 
 
 def test_this_process_runs():

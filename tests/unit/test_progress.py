@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from hpctk.cli.progress import Progress
-from hpctk.cli.table import bytes_text, seconds_text, table
+from hpctk.cli.core.progress import Progress
+from hpctk.cli.core.table import bytes_text, seconds_text, table
 from hpctk.errors import SettingError
 
 
@@ -48,7 +48,7 @@ def test_on_a_narrow_terminal_the_bar_gives_way_to_the_words(monkeypatch):
 
 def test_the_time_left_is_that_of_the_steps_since_a_job_was_resumed(monkeypatch):
     clock = iter([100.0, 110.0])
-    monkeypatch.setattr("hpctk.cli.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("hpctk.cli.core.progress.time.monotonic", lambda: next(clock))
     monkeypatch.setenv("HPCTK_PROGRESS", "lines")
     stream = io.StringIO()
     bar = Progress("saef", stream)

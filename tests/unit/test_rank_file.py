@@ -7,8 +7,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpctk.stats import schema
-from hpctk.stats.rank_file import RankFile
+from hpctk.telemetry import schema
+from hpctk.telemetry.rank_file import RankFile
 
 ROWS = {"calls": 8, "steps": 4, "summary": 2, "peers": 3, "sizes": schema.SIZE_BINS, "progress": 1}
 

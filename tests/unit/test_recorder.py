@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctk.stats.recorder import Call, Counter
+from hpctk.telemetry.recorder import Call, Counter
 
 
 def call(operation="allreduce", sent=100, received=90, messages=3, seconds=0.5):

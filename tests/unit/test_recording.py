@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hpctk.errors import SettingError
-from hpctk.stats import metadata, schema
-from hpctk.stats import summary as summary_module
 from hpctk.stats.read import read_rank
-from hpctk.stats.recorder import Call
-from hpctk.stats.recording import BUFFER_ROWS, Recording
-from hpctk.stats.settings import StatsSettings
+from hpctk.telemetry import metadata, schema
+from hpctk.telemetry import summary as summary_module
+from hpctk.telemetry.recorder import Call
+from hpctk.telemetry.recording import BUFFER_ROWS, Recording
+from hpctk.telemetry.settings import StatsSettings
 
 
 def make(tmp_path, size=3, **settings):

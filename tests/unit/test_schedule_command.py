@@ -45,7 +45,7 @@ def test_price_is_sorted_and_counts_the_volume(capsys, monkeypatch, tmp_path):
 
 
 def test_prices_65536_ranks_without_walking_through_them(capsys, monkeypatch, tmp_path):
-    from hpctk.schedules.plan import Plan
+    from hpctk.schedules.core.plan import Plan
 
     monkeypatch.setenv("HPCTK_CALIBRATION", str(tmp_path / "none.json"))
     monkeypatch.setattr(Plan, "rounds", lambda self, rank: pytest.fail("walked through the rounds"))

@@ -7,8 +7,8 @@ import pytest
 
 from hpctk.errors import HpctkError
 from hpctk.schedules import Action, Plan, Recv, Round, Send, build, rotation
-from hpctk.schedules.check import check
-from hpctk.schedules.volume import Phase, Volume
+from hpctk.schedules.cost.volume import Phase, Volume
+from hpctk.schedules.proof.check import check
 
 ONE = range(1)
 NO_VOLUME = Volume(0, 0, 0, 0, 0, 0, ())

@@ -7,8 +7,8 @@ import pytest
 
 from hpctk.errors import SettingError
 from hpctk.schedules import SCHEDULES, Plan, build
-from hpctk.schedules.cost import Machine, best, price, replay_seconds
-from hpctk.schedules.registry import names
+from hpctk.schedules.core.registry import names
+from hpctk.schedules.cost.prices import Machine, best, price, replay_seconds
 
 FREE = {item.name: 0.0 for item in fields(Machine) if item.name.endswith("_s")}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hpctk.schedules import SCHEDULES, build, rotation
-from hpctk.schedules.draw import draw
+from hpctk.schedules.core.draw import draw
 
 RING = """\
 ring allreduce, 3 ranks, 3 blocks, 4 rounds

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from hpctk.errors import SettingError
 from hpctk.schedules import SCHEDULES, Action, Recv, Round, Send, bounds, build, halving_doubling, rotation
-from hpctk.schedules.fold import Fold
-from hpctk.schedules.plan import KINDS, mirrored
-from hpctk.schedules.registry import names
-from hpctk.schedules.volume import Phase, merged
+from hpctk.schedules.core.fold import Fold
+from hpctk.schedules.core.plan import KINDS, mirrored
+from hpctk.schedules.core.registry import names
+from hpctk.schedules.cost.volume import Phase, merged
 
 
 @given(n=st.integers(0, 10**12), blocks=st.integers(1, 500))

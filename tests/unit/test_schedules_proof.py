@@ -7,9 +7,9 @@ import pytest
 
 from hpctk.errors import SettingError
 from hpctk.schedules import SCHEDULES, Action, Plan, binomial, build, hierarchical, lazy, ring, rotation
-from hpctk.schedules.check import check
-from hpctk.schedules.cost import Machine, price, replay_seconds
-from hpctk.schedules.registry import names
+from hpctk.schedules.core.registry import names
+from hpctk.schedules.cost.prices import Machine, price, replay_seconds
+from hpctk.schedules.proof.check import check
 
 SIZES = range(1, 65)
 FLAT = [(name, kind) for name, entry in SCHEDULES.items() if not entry.needs_nodes for kind in entry.builders]

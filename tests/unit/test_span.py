@@ -2,10 +2,10 @@
 
 import pytest
 
-from hpctk.collectives import engine as engine_module
-from hpctk.collectives.engine import Engine
-from hpctk.stats.recorder import Call
-from hpctk.stats.span import dense_sent
+from hpctk.collectives.engine import engine as engine_module
+from hpctk.collectives.engine.engine import Engine
+from hpctk.telemetry.recorder import Call
+from hpctk.telemetry.span import dense_sent
 
 
 class Nowhere:

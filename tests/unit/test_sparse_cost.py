@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hpctk.collectives import balance
+from hpctk.collectives.sparse import balance
 from hpctk.collectives.sparse_allreduce import cheapest, offers
-from hpctk.compressors.sparse import wire_bytes
-from hpctk.schedules import sparse_cost
-from hpctk.schedules.cost import Machine, price
+from hpctk.compressors.core.sparse import wire_bytes
+from hpctk.schedules.cost import sparse as sparse_cost
+from hpctk.schedules.cost.prices import Machine, price
 
 MACHINE = Machine()
 

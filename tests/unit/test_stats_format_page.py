@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpctk.stats import merged_format, schema
+from hpctk.stats import merged_format
+from hpctk.telemetry import schema
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hdf5-format.md").read_text()
 KINDS = {"<i8": "int64", "<f8": "float64"}

@@ -7,7 +7,7 @@ from stats_files import rank_tables, write_rank
 
 import hpctk.stats
 from hpctk.errors import HpctkError
-from hpctk.stats import schema
+from hpctk.telemetry import schema
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 from stats_files import write_many, write_run
 
 import hpctk.stats
-from hpctk.stats import rank_reader, schema
+from hpctk.stats import rank_reader
 from hpctk.stats.merge import merge
+from hpctk.telemetry import schema
 
 SIZE, MISSING, RUNNING = 150, 70, 3
 

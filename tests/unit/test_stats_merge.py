@@ -13,9 +13,9 @@ from stats_files import rank_tables, write_rank, write_run
 import hpctk.stats
 from hpctk.cli import main
 from hpctk.errors import HpctkError
-from hpctk.stats import schema
 from hpctk.stats.merge import merge
-from hpctk.stats.rank_file import RankFile
+from hpctk.telemetry import schema
+from hpctk.telemetry.rank_file import RankFile
 
 KINDS = ["view", "copy"]
 PRESENT = [0, 2, 3]

@@ -10,7 +10,7 @@ from stats_files import rank_tables, write_rank, write_run
 
 import hpctk.stats
 from hpctk.errors import HpctkError
-from hpctk.stats import schema
+from hpctk.telemetry import schema
 
 
 def test_what_was_written_comes_back(tmp_path):

@@ -12,8 +12,8 @@ from hpctk.cli import launcher
 from hpctk.compressors import by_name
 from hpctk.errors import SettingError
 from hpctk.methods import METHODS, method_class
-from hpctk.tasks import names
-from hpctk.tasks.job_settings import DigitsSettings
+from hpctk.tasks.core import names
+from hpctk.tasks.core.job_settings import DigitsSettings
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 
-from hpctk.cli.task_options import overrides
+from hpctk.cli.core.task_options import overrides
 from hpctk.errors import SettingError
-from hpctk.tasks import TASKS, recipes, task_class
+from hpctk.tasks import TASKS, task_class
+from hpctk.tasks.core import recipes
+from hpctk.tasks.core.run_folder import RunFolder
+from hpctk.tasks.core.settings import differences, read, resolve, toml
 from hpctk.tasks.digits import DigitsSettings
 from hpctk.tasks.fashion import FashionSettings
 from hpctk.tasks.regression import RegressionSettings
-from hpctk.tasks.run_folder import RunFolder
-from hpctk.tasks.settings import differences, read, resolve, toml
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from hpctk.stats import metrics, schema
+from hpctk.stats import metrics
+from hpctk.telemetry import schema
 
 LABELS = tuple(column.name for column in schema.LABELS)
 #: Sums that are kept of each kind of call; bus_bytes is computed here.

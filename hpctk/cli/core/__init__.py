@@ -1,0 +1,1 @@
+"""What commands share: tables, progress, options of tasks, what an installation has."""

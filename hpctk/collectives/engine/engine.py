@@ -1,0 +1,369 @@
+"""The engine: runs any plan on any transport, several at a time, and reports every call.
+
+All runs of an engine make progress whenever one of them is waited for, so ranks may wait for their
+runs in different orders. They must start them in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from hpctk.collectives.engine.elements import Elements
+from hpctk.collectives.engine.handle import Handle
+from hpctk.collectives.engine.plan_run import Kept, Run
+from hpctk.collectives.engine.ragged_run import ParcelRun, Parcels
+from hpctk.comm import buffers
+from hpctk.comm.one_thread import OneThread
+from hpctk.comm.transport import Transport
+from hpctk.comm.world import World
+from hpctk.schedules.core.plan import Plan, bounds
+from hpctk.telemetry.recorder import Call, Counter, Recorder
+from hpctk.telemetry.span import Span, dense_sent
+from hpctk.telemetry.traffic import Traffic
+
+#: Runs that may be under way at once; each has tags of its own.
+LANES = 16
+#: Lanes that are reserved for runs which ranks start in different orders, see `reserve`.
+RESERVED = 4096
+#: The longest message. Below the eager limit of Open MPI's TCP, so that two ranks that send to each
+#: other at once both get the full bandwidth; long enough that the work per message does not count.
+SEGMENT_BYTES = 61440
+#: Sends of a run under way at once. Enough to fill the network both ways; more would let the streams to
+#: several ranks share a link, unevenly, instead of following each other as the plan has it.
+FLIGHT = 24
+
+
+Work = Run | ParcelRun
+
+
+class Entry:
+    """A run under way, and what is told of it when it is over."""
+
+    __slots__ = ("call", "recorders", "run", "span")
+
+    def __init__(self, run: Work, call: Call, recorders: list[Recorder], span: Span | None) -> None:
+        self.run, self.call, self.recorders, self.span = run, call, recorders, span
+
+
+class Engine:
+    """Runs plans over a transport.
+
+    Parameters
+    ----------
+    transport : Transport
+    recorder : Recorder, optional
+        Told of every call, beside the engine's own `counter`.
+    own : str
+        What the library's own schedule is called.
+    one_thread : OneThread, optional
+        Held by whoever uses the transport; one of the engine's own where not given.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        recorder: Recorder | None = None,
+        own: str = "",
+        one_thread: OneThread | None = None,
+    ) -> None:
+        self.transport, self.own = transport, own
+        self.one_thread = one_thread or OneThread()
+        self.counter = Counter()
+        self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
+        #: Seconds that whoever called spent in communication instead of computing.
+        self.exposed_s = 0.0
+        self._span: Span | None = None
+        self._running: list[Entry] = []
+        self._started = 0
+        self._lanes: dict[int, Work] = {}
+        self._workspaces: dict[str, Any] = {}
+        # One half of the tags for runs in order, the other for those with a lane of their own.
+        self._half = (transport.tag_limit + 1) // 2
+        self._reserved = 0
+
+    def start(
+        self,
+        plan: Plan,
+        elements: Elements,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        flight: int = FLIGHT,
+        kept: Kept | None = None,
+        lane: int | None = None,
+        overhead: bool = False,
+    ) -> Run:
+        """Start running `plan` on `elements`, in place. Collective over the transport's ranks.
+
+        All ranks start their runs in the same order, but for those with a `lane` that was reserved for them.
+        `overhead` says of a few numbers that they are not what the caller wants to have exchanged.
+        """
+        longest = min(segment_bytes, buffers.COUNT_LIMIT)
+        n = elements.n
+        lo, hi = bounds(n, plan.blocks, plan.held(self.transport.rank))
+        with self.one_thread:
+            call = self.opened_array(
+                plan.kind, plan.name, n, elements.itemsize, own=hi - lo, overhead=overhead
+            )
+            tags = self._take_lane() if lane is None else self.tags(lane)
+            began = time.perf_counter()
+            run = Run(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
+            self._running.append(Entry(run, call, list(self.recorders), self._span))
+            if lane is None:
+                self._lanes[(self._started - 1) % LANES] = run
+            self.exposed_s += time.perf_counter() - began
+            self._retire()
+        return run
+
+    def reserve(self, count: int) -> range:
+        """Return lanes for runs that ranks may start at different times, one at a time in each lane.
+
+        All ranks reserve in the same order. Lanes come round again after thousands of others.
+        """
+        first = self._reserved
+        self._reserved += count
+        return range(first, first + count)
+
+    def tags(self, lane: int) -> range:
+        width = max(1, self._half // RESERVED)
+        first = self._half + lane % RESERVED * width
+        return range(first, first + width)
+
+    def run_parcels(
+        self,
+        plan: Plan,
+        parcels: Parcels,
+        *,
+        payload_bytes: int,
+        segment_bytes: int = SEGMENT_BYTES,
+        flight: int = FLIGHT,
+    ) -> ParcelRun:
+        """Run `plan` on blocks of any length to its end. Collective over the transport's ranks.
+
+        `payload_bytes` are those that this rank contributes; what they stand for, a span says.
+        """
+        longest = min(segment_bytes, buffers.COUNT_LIMIT)
+        with self.one_thread:
+            call = self.opened(plan.kind, plan.name, payload_bytes)
+            tags = self._take_lane()
+            run = ParcelRun(self.transport, plan, parcels, longest, tags, flight, self._traffic())
+            self._running.append(Entry(run, call, list(self.recorders), self._span))
+            self._lanes[(self._started - 1) % LANES] = run
+            self.complete(run, f"{plan.name} {plan.kind} of parcels")
+            self._retire()
+        return run
+
+    def _take_lane(self) -> range:
+        lane = self._started % LANES
+        self._started += 1
+        # The tags may still be in use; all ranks take the same lane, so none may just take a free one.
+        if lane in self._lanes:
+            self.complete(self._lanes[lane], "a collective started earlier")
+        width = self._half // LANES
+        return range(lane * width, (lane + 1) * width)
+
+    def run(self, plan: Plan, elements: Elements, **settings: Any) -> Run:
+        """Run `plan` to its end; settings as in `start`. Collective over the transport's ranks."""
+        run = self.start(plan, elements, **settings)
+        self.complete(run, f"{plan.name} {plan.kind} of {elements.n} elements")
+        elements.finish()
+        return run
+
+    def handle(
+        self,
+        plan: Plan,
+        elements: Elements,
+        finish: Callable[[], Any],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        lane: int | None = None,
+    ) -> Handle:
+        """Start running `plan`; waiting for the handle runs it to its end and returns what `finish` does.
+
+        Collective over the transport's ranks.
+        """
+        run = self.start(plan, elements, segment_bytes=segment_bytes, lane=lane)
+        name = f"{plan.name} {plan.kind} of {elements.n} elements"
+
+        def is_done() -> bool:
+            self.progress()
+            return run.done
+
+        def wait() -> Any:
+            self.complete(run, name)
+            elements.finish()
+            return finish()
+
+        return Handle(name, is_done, wait)
+
+    def progress(self, *, wait: bool = False) -> bool:
+        """Let all runs make progress; return whether any did. With `wait` a single run may wait for a message."""
+        with self.one_thread:
+            # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
+            alone = wait and len(self._running) == 1
+            moved = [entry.run.progress(wait=alone) for entry in self._running]
+            if any(moved):
+                self._retire()
+                return True
+            return False
+
+    def complete(self, run: Work, operation: str) -> None:
+        """Return once `run` is done; PeerError at the deadline."""
+        if run.done:
+            return
+        with self.one_thread:
+            self._complete(run, operation)
+
+    def _complete(self, run: Work, operation: str) -> None:
+        vigil = self.transport.vigil(operation)
+        began = before = time.perf_counter()
+        try:
+            while not run.done:
+                if self.progress(wait=True):
+                    vigil.progress()
+                    before = time.perf_counter()
+                else:
+                    combined_s = run.combining_s
+                    vigil.nap(run.peers)
+                    now = time.perf_counter()
+                    # A nap lets runs make progress, this one, too.
+                    run.waiting_s += now - before - (run.combining_s - combined_s)
+                    before = now
+        finally:
+            self.exposed_s += time.perf_counter() - began
+
+    def _retire(self) -> None:
+        done = [entry for entry in self._running if entry.run.done]
+        if not done:
+            return
+        self._running = [entry for entry in self._running if not entry.run.done]
+        # A run that is over must not keep its tensor in memory.
+        self._lanes = {lane: run for lane, run in self._lanes.items() if not run.done}
+        now = time.perf_counter()
+        for entry in done:
+            call, run = entry.call, entry.run
+            call.sent_bytes, call.received_bytes, call.messages = (
+                run.sent_bytes,
+                run.received_bytes,
+                run.messages,
+            )
+            call.seconds = now - call.began_s
+            call.waiting_s, call.combining_s = run.waiting_s, run.combining_s
+            _tell(call, entry.recorders, entry.span)
+
+    def workspace(self, name: str, nbytes: int) -> Any:
+        """Return memory that is kept for the next call under the same name: new pages cost more than adding."""
+        kept = self._workspaces.get(name)
+        if kept is None or len(kept) < nbytes:
+            kept = self._workspaces[name] = np.empty(nbytes, np.uint8)
+        return kept[:nbytes]
+
+    @contextmanager
+    def span(
+        self, tensor: str = "", compressor: str = "", *, elements: int = 0, dense_bytes: int | None = None
+    ) -> Iterator[Span]:
+        """Say what the calls inside belong to; see Span. Local."""
+        span = self._span = Span(self._span, tensor, compressor, elements, dense_bytes)
+        try:
+            yield span
+        finally:
+            self._span = span.outer
+            for call, recorders in span.close():
+                _tell(call, recorders, span.outer)
+
+    @contextmanager
+    def staging(self) -> Iterator[None]:
+        """Let the seconds inside be told as staging, where a span is open."""
+        with self._span.staging() if self._span is not None else nullcontext():
+            yield
+
+    def opened(self, operation: str, schedule: str, payload_bytes: int, *, overhead: bool = False) -> Call:
+        """Return a call that begins now and carries so many bytes; whoever makes it reports it when it is over."""
+        call = Call(
+            operation=operation, schedule=schedule, payload_bytes=payload_bytes, began_s=time.perf_counter()
+        )
+        if self._span is not None:
+            self._span.open(call, self.transport.size, overhead=overhead)
+        return call
+
+    def opened_array(
+        self, kind: str, schedule: str, n: int, itemsize: int, *, own: int, overhead: bool = False
+    ) -> Call:
+        """Return a call that begins now, on an array of n elements of which this rank contributes `own`."""
+        size = self.transport.size
+        call = Call(
+            operation=kind, schedule=schedule, payload_bytes=own * itemsize, began_s=time.perf_counter()
+        )
+        if not overhead:
+            call.elements, call.dense_bytes = own, own * itemsize
+            call.dense_sent_bytes = dense_sent(kind, n * itemsize, size)
+        if self._span is not None:
+            self._span.open(call, size, overhead=overhead)
+        return call
+
+    def report(self, call: Call) -> None:
+        """Tell the recorders of a call that was `opened` and is over now."""
+        call.seconds = time.perf_counter() - call.began_s
+        _tell(call, self.recorders, self._span)
+
+    def heard(self, operation: str, why: str, nbytes: int, began_s: float) -> None:
+        """Tell those who want to know of the few bytes by which ranks agree in a step. The library moved them."""
+        now = time.perf_counter()
+        self.exposed_s += now - began_s
+        listening = [recorder for recorder in self.recorders if recorder.flags]
+        if listening:
+            call = Call(
+                operation=operation, schedule=self.own, tensor=why, payload_bytes=nbytes,
+                began_s=began_s, seconds=now - began_s, waiting_s=now - began_s,
+            )  # fmt: skip
+            _tell(call, listening, None)
+
+    def count(self, peer: int, sent_bytes: int, received_bytes: int, messages: int = 1) -> None:
+        """Count messages to and from a peer that did not go through a plan, each of so many bytes."""
+        for traffic in self._traffic():
+            traffic.outgoing[peer, sent_bytes] += messages
+            traffic.incoming[peer, received_bytes] += messages
+
+    def _traffic(self) -> Sequence[Traffic]:
+        return [recorder.traffic for recorder in self.recorders if recorder.traffic is not None]
+
+
+def _tell(call: Call, recorders: list[Recorder], span: Span | None) -> None:
+    """Report a call, or keep it while a span is open that it belongs to."""
+    while span is not None and not span.is_open:
+        span = span.outer
+    if span is not None:
+        # A copy: the engine's own list changes.
+        span.calls.append((call, list(recorders)))
+        return
+    for recorder in recorders:
+        recorder.record(call)
+
+
+def engine_of(world: World) -> Engine:
+    """Return the engine over a world's ranks, made at the first call."""
+    engine: Engine | None = world.attached.get(Engine)
+    if engine is None:
+        engine = Engine(world.transport(), own=world.own.name, one_thread=world.one_thread)
+        world.attached[Engine] = engine
+        world.listeners = [*world.listeners, engine.heard]
+        # Ranks may wait for different things: whatever this one waits for, its runs go on.
+        world.background.append(engine.progress)
+    return engine
+
+
+@contextmanager
+def counted(world: World, *listeners: Recorder) -> Iterator[None]:
+    """Let recorders, too, hear of the calls that are made inside. Local; may be nested."""
+    recorders = engine_of(world).recorders
+    # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
+    new = [one for one in listeners if not any(recorder is one for recorder in recorders)]
+    recorders += new
+    try:
+        yield
+    finally:
+        recorders[:] = [recorder for recorder in recorders if not any(recorder is one for one in new)]

@@ -1,0 +1,63 @@
+"""Signs of one long vector, with one scale: the mean of all ranks' signs, and the signs of what all ranks know.
+
+For SAEF without a server every rank sends its packed signs and its scale round a ring, (N-1) bits an element, and
+decodes those of all ranks in rank order. For a server whose input is known everywhere nothing but 1-norms travels:
+every rank sums up the magnitudes of one shard, so that all ranks use the same scale to the last bit, however many
+threads each of them sums with. Two-way one-bit compression, where nobody knows the mean, is in onebit.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.gather_messages import gather_messages
+from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.collectives.onebit import shard_bounds
+from hpctk.comm.world import World
+from hpctk.compressors import sign
+from hpctk.compressors.core.packet import Packet
+from hpctk.schedules import ring
+
+
+def mean_of_signs(here: World, packet: Packet, out: torch.Tensor) -> None:
+    """Overwrite a flat tensor by the mean of what all ranks' packets of signs stand for.
+
+    Collective over the communicator. In place.
+
+    Parameters
+    ----------
+    here : World
+    packet : Packet
+        This rank's, as `hpctk.Sign` makes it.
+    out : torch.Tensor
+        Of the packet's shape and dtype.
+    """
+    dense_bytes = packet.n * out.element_size()
+    with engine_of(here).span(compressor="Sign", elements=packet.n, dense_bytes=dense_bytes) as span:
+        messages = gather_messages(here, ring.allgather(here.size), packet.data.cpu().numpy())
+        with span.decompressing():
+            out.zero_()
+            for data in messages:
+                scale, signs = sign.read(replace(packet, data=torch.from_numpy(data).to(out.device)))
+                sign.add(signs, scale / here.size, out)
+
+
+def feed_common_signs(here: World, flat: torch.Tensor, residual: torch.Tensor) -> None:
+    """Replace a flat tensor that is the same on all ranks by sign(z) * ||z||_1 / n, z its sum with the residual.
+
+    Collective over the communicator. In place: what the result lacks of z is left in the residual.
+    """
+    n = flat.numel()
+    residual += flat
+    lo, hi = shard_bounds(here, n)
+    norms = gather_rows(here, np.array([sign.one_norm(residual[lo:hi])], np.float64))
+    data = sign.write(residual, float(norms.sum() / max(1, n)))
+    # Read back: the scale is now in the elements' precision.
+    scale, signs = sign.read(Packet(data, (n,), flat.dtype))
+    sign.add(signs, -scale, residual)
+    flat.zero_()
+    sign.add(signs, scale, flat)

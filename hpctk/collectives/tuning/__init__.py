@@ -1,0 +1,1 @@
+"""What chooses schedules: calibration, prices of this machine, clocks."""

@@ -1,0 +1,88 @@
+"""Which schedule is best here: the calibration of these ranks, the same on every one, and the choice.
+
+The file is read by rank 0 at the first use and given to the others: ranks that chose differently
+would wait for each other forever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpctk.collectives.tuning.calibration import Calibration, read
+from hpctk.comm import environment
+from hpctk.comm.world import World
+from hpctk.schedules import Plan, build
+from hpctk.schedules.cost.machine import Machine
+
+
+@dataclass
+class Choice:
+    """A calibration, and what was chosen by it so far: (kind, bytes) -> schedule."""
+
+    calibration: Calibration
+    chosen: dict[tuple[str, int], str] = field(default_factory=dict)
+
+
+def current(here: World) -> Choice:
+    """Return the choice in use. Collective over the communicator at the first call."""
+    choice: Choice | None = here.attached.get(Choice)
+    if choice is None:
+        text = here.run_on_root("reading the calibration", lambda: read(environment.calibration_file()))
+        choice = here.attached[Choice] = Choice(Calibration.from_json(text) if text else Calibration())
+    return choice
+
+
+def calibration(here: World) -> Calibration:
+    """Return the calibration in use. Collective over the communicator at the first call."""
+    return current(here).calibration
+
+
+def use(here: World, new: Calibration) -> None:
+    """Use another calibration from now on; every rank must be given the same."""
+    here.attached[Choice] = Choice(new)
+
+
+def resolved(here: World) -> dict[str, Any]:
+    """Return what was resolved so far, to be used again by `resolve`. Collective at the first call."""
+    choice = current(here)
+    chosen = [[kind, nbytes, schedule] for (kind, nbytes), schedule in choice.chosen.items()]
+    return {"calibration": choice.calibration.to_json(), "chosen": chosen}
+
+
+def resolve(here: World, kept: Mapping[str, Any]) -> None:
+    """Choose from now on as `resolved` says; every rank must be given the same."""
+    chosen = {(str(kind), int(nbytes)): str(schedule) for kind, nbytes, schedule in kept["chosen"]}
+    here.attached[Choice] = Choice(Calibration.from_json(kept["calibration"]), chosen)
+
+
+def machine(here: World) -> Machine:
+    """Return the machine's figures in use. Collective over the communicator at the first call."""
+    return current(here).calibration.machine
+
+
+def check(here: World, kind: str, schedule: str) -> None:
+    """Raise SettingError where a schedule is not known on these ranks."""
+    if schedule not in ("auto", here.own.name):
+        build(schedule, kind, here.size, nodes=here.nodes)
+
+
+def plan_for(here: World, kind: str, nbytes: int, schedule: str, root: int = 0) -> Plan:
+    """Return the plan of a schedule, or of the best one where it is "auto".
+
+    Collective over the communicator at the first call.
+    """
+    name = choose(here, kind, nbytes) if schedule == "auto" else schedule
+    return build(name, kind, here.size, nodes=here.nodes, root=root)
+
+
+def choose(here: World, kind: str, nbytes: int) -> str:
+    """Return the schedule for a collective of `nbytes` bytes. Collective over the communicator at the first call."""
+    choice = current(here)
+    schedule = choice.chosen.get((kind, nbytes))
+    if schedule is None:
+        schedule = choice.calibration.best(kind, here.size, nbytes, here.nodes)
+        choice.chosen[kind, nbytes] = schedule
+    # What is called "mpi" in calibrations and checkpoints is the library's own, whichever library that is here.
+    return here.own.name if schedule == "mpi" else schedule

@@ -1,0 +1,149 @@
+"""What was measured on a user's own ranks: the machine's figures, and how long every schedule took.
+
+Kept in a small JSON file. For as many ranks on as many nodes as it was measured with, the measured
+times decide; for any other layout, the cost model with the measured figures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hpctk.errors import SettingError
+from hpctk.schedules.core.plan import Plan
+from hpctk.schedules.cost.machine import Machine
+from hpctk.schedules.cost.prices import best, price, site
+
+FORMAT, VERSION = "hpctk-calibration", 1
+#: Uncalibrated: below this many bytes MPI's own all-reduce is hard to beat from Python.
+MPI_BELOW_BYTES = 16384
+
+Nodes = Sequence[Sequence[int]]
+Points = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Figures for the cost model, and measured times.
+
+    Attributes
+    ----------
+    machine : Machine
+    factors : mapping
+        Schedule -> (bytes, measured time over the model's), by ascending bytes: what the engine's
+        overlap of rounds gains (below 1), or what the model does not know of (above).
+    layout : tuple of int
+        How many ranks lay on each node when it was measured; empty for none.
+    measured : mapping
+        Schedule ("mpi" too) -> (bytes, seconds) of all-reduces, by ascending bytes.
+    """
+
+    machine: Machine = field(default_factory=Machine)
+    factors: Mapping[str, Points] = field(default_factory=dict)
+    layout: tuple[int, ...] = ()
+    measured: Mapping[str, Points] = field(default_factory=dict)
+
+    def seconds(self, plan: Plan, nbytes: int, nodes: Nodes | None = None) -> float:
+        """Return the predicted time of a plan on ranks that lie on `nodes` (one each where not given)."""
+        return price(plan, nbytes, site(self.machine, nodes)) * self._factor(nbytes, plan)
+
+    def best(self, kind: str, size: int, nbytes: int, nodes: Nodes) -> str:
+        """Return the name of the schedule to use; "mpi" for MPI's own all-reduce."""
+        if kind == "allreduce" and self.measured and layout_of(nodes) == self.layout:
+            return min(self.measured, key=lambda name: interpolate(self.measured[name], nbytes))
+        if kind == "allreduce" and nbytes < MPI_BELOW_BYTES:
+            return "mpi"
+        correct = partial(self._factor, nbytes)
+        return best(kind, size, nbytes, self.machine, nodes, correct)[0]
+
+    def _factor(self, nbytes: int, plan: Plan) -> float:
+        return factor_at(self.factors.get(plan.name, ()), nbytes)
+
+    def to_json(self) -> str:
+        """Return the text of a calibration file."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "machine": json.loads(self.machine.to_json()),
+            "factors": _listed(self.factors),
+            "layout": list(self.layout),
+            "measured": _listed(self.measured),
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Calibration:
+        """Return the calibration in a file's text; SettingError says what is wrong with it."""
+        document = _parsed(text)
+        try:
+            machine = Machine.from_json(json.dumps(document["machine"]))
+            factors, measured = _points(document["factors"]), _points(document["measured"])
+            return cls(machine, factors, tuple(int(ranks) for ranks in document["layout"]), measured)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SettingError(
+                f"calibration file: {type(error).__name__}: {error}; run `hpctk calibrate`"
+            ) from None
+
+
+def read(path: Path) -> str:
+    """Return the text of a calibration file, empty where there is none."""
+    return path.read_text() if path.exists() else ""
+
+
+def layout_of(nodes: Nodes) -> tuple[int, ...]:
+    """Return the number of ranks on each node."""
+    return tuple(len(ranks) for ranks in nodes)
+
+
+def interpolate(points: Points, nbytes: int) -> float:
+    """Return the time for `nbytes` from measured points: straight lines between logarithms.
+
+    Below the first point the time is that of the first; above the last it grows with the bytes.
+    """
+    if nbytes <= points[0][0]:
+        return points[0][1]
+    for (lo, lo_s), (hi, hi_s) in pairwise(points):
+        if nbytes <= hi:
+            share = math.log(nbytes / lo) / math.log(hi / lo)
+            return float(lo_s * (hi_s / lo_s) ** share)
+    return points[-1][1] * nbytes / points[-1][0]
+
+
+def factor_at(points: Points, nbytes: int) -> float:
+    """Return the factor for `nbytes`: straight lines over the logarithm of the bytes, level beyond the ends."""
+    if not points:
+        return 1.0
+    if nbytes <= points[0][0]:
+        return points[0][1]
+    for (lo, before), (hi, after) in pairwise(points):
+        if nbytes <= hi:
+            return before + (after - before) * math.log(nbytes / lo) / math.log(hi / lo)
+    return points[-1][1]
+
+
+def _listed(rows: Mapping[str, Points]) -> dict[str, list[list[float]]]:
+    return {name: [list(point) for point in points] for name, points in rows.items()}
+
+
+def _points(rows: Mapping[str, Any]) -> dict[str, Points]:
+    return {str(name): tuple((int(n), float(value)) for n, value in points) for name, points in rows.items()}
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SettingError(f"calibration file: not JSON ({error}); run `hpctk calibrate`") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise SettingError(f'calibration file: "format" must be "{FORMAT}"; run `hpctk calibrate`')
+    if document.get("version") != VERSION:
+        raise SettingError(
+            f"calibration file: version {document.get('version')!r}, this hpctk reads {VERSION}; run `hpctk calibrate`"
+        )
+    return document

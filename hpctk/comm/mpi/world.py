@@ -1,0 +1,254 @@
+"""The ranks of an MPI communicator, and every question about communicators.
+
+    the user's communicator (COMM_WORLD unless given)
+      │ world(comm): made once, collectively, and kept as an attribute of that communicator
+      ├── data      Dup: what tensors travel on
+      ├── control   Dup: agreements between ranks, and roll calls; never in the way of data
+      │                  (roll calls have a Dup of their own: they answer any message that comes)
+      └── node      Split_type(COMM_TYPE_SHARED): the ranks that share this rank's memory
+
+Freed when the user frees their communicator (a collective call, and MPI tells us in it), else at
+exit in creation order; never by the garbage collector, which runs when it likes on each rank.
+
+Waits are polled against a deadline (watchdog.py). Only Split_type and Free block in MPI, and they come
+when all ranks are known to be there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hpctk.comm import environment, forked, gpu, launcher, postmortem
+from hpctk.comm.buffers import Door
+from hpctk.comm.mpi.allreduce import MpiAllreduce
+from hpctk.comm.mpi.transport import MpiTransport
+from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, RollCall, Vigil
+from hpctk.comm.one_thread import OneThread
+from hpctk.comm.world import World
+from hpctk.errors import PeerError, SettingError
+
+#: The tag of "here" on the user's communicator, the highest MPI guarantees.
+HERE = 32767
+#: Seconds a leaving rank gives the others to leave too, so that communicators can be freed together.
+LEAVE_S = 1.0
+
+
+class MpiWorld(World):
+    """The ranks of an MPI communicator. Made by `world()`, which keeps it; attributes as in World.
+
+    Attributes
+    ----------
+    data, control, node : MPI.Intracomm
+        See above.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.one_thread = OneThread()
+        self.name = comm.Get_name() or f"{self.size} ranks"
+        self.library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
+        self._neighbours: dict[int, postmortem.Process] = {}
+        self._rolls = first_meeting(comm, environment.readable_timeout_s())
+        self._roll_call = RollCall(self._rolls, environment.readable_timeout_s(), self._show_missing)
+        self.data, data_made = comm.Idup()
+        self.control, control_made = comm.Idup()
+        self.wait([data_made, control_made], "duplicating the communicator")
+        with self.shared_errors("reading the settings"):
+            environment.timeout_s()
+            environment.gpu_aware()
+        self._check_launcher(comm)
+        self.node = self.control.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        self.local_rank, self.local_size = self.node.Get_rank(), self.node.Get_size()
+        self.nodes = self._find_nodes()
+        self.gpu = self._agree_on_gpu()
+        self.door = Door(self.gpu.aware)
+        self.own = MpiAllreduce(self)
+        self.background = self._roll_call.background
+        self.attached = {}
+        if self.size > 1:
+            self._meet_neighbours()
+            postmortem.watch(self.rank, self.size)
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds this rank waits for others (HPCTK_TIMEOUT_S)."""
+        return self._roll_call.timeout_s
+
+    def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
+        """Wait for MPI requests; raise PeerError that names `operation` and the missing rank at the deadline."""
+        self._roll_call.wait(requests, self.wait_name(operation), peers)
+
+    def vigil(self, operation: str) -> Vigil:
+        """Return what to do between two looks at requests that are polled elsewhere."""
+        return self._roll_call.vigil(self.wait_name(operation))
+
+    def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
+        """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
+        least = np.array(values, np.int64)
+        with self.one_thread:
+            request = self.control.Iallreduce(MPI.IN_PLACE, [least, MPI.INT64_T], MPI.MIN)
+            self.wait([request], operation)
+        return [int(value) for value in least]
+
+    def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
+        """Overwrite `data` by root's. Collective over the communicator. In place."""
+        with self.one_thread:
+            self.wait([self.control.Ibcast([data, MPI.BYTE], root)], operation, [root])
+
+    def barrier(self, operation: str = "barrier") -> None:
+        """Return once every rank is here. Collective over the communicator."""
+        self.minimum([], operation)
+
+    def transport(self) -> MpiTransport:
+        """Return what moves bytes between these ranks."""
+        return MpiTransport(self)
+
+    def _gather(self, mine: Any, operation: str) -> Any:
+        everyone = np.empty((self.size, *mine.shape), np.int64)
+        request = self.control.Iallgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
+        self.wait([request], operation)
+        return everyone
+
+    def _check_launcher(self, comm: MPI.Intracomm) -> None:
+        if MPI.Comm.Compare(comm, MPI.COMM_WORLD) not in (MPI.IDENT, MPI.CONGRUENT):
+            return
+        complaint = launcher.complaint(os.environ, self.size, MPI.get_vendor()[0])
+        with self.shared_errors("starting MPI"):
+            if complaint:
+                raise SettingError(complaint)
+
+    def _find_nodes(self) -> tuple[tuple[int, ...], ...]:
+        leader = np.array([self.rank], np.int64)
+        request = self.node.Ibcast([leader, MPI.INT64_T], 0)
+        self.wait([request], "finding the nodes")
+        members: dict[int, list[int]] = {}
+        for rank, its_leader in enumerate(self._gather(leader, "finding the nodes")[:, 0]):
+            members.setdefault(int(its_leader), []).append(rank)
+        return tuple(tuple(ranks) for _, ranks in sorted(members.items()))
+
+    def _agree_on_gpu(self) -> gpu.GpuAware:
+        mine = gpu.decide(MPI)
+        if self.minimum([int(mine.aware)], "agreeing on GPU-aware MPI")[0] or not mine.aware:
+            return mine
+        return gpu.GpuAware(False, f"another rank says no (here: {mine.because})")
+
+    def _meet_neighbours(self) -> None:
+        me = postmortem.Process.of(os.getpid())
+        mine = np.array([self.rank, me.pid, me.namespace, me.start_ticks], np.int64)
+        everyone = np.empty((self.local_size, 4), np.int64)
+        request = self.node.Iallgather([mine, MPI.INT64_T], [everyone, MPI.INT64_T])
+        self.wait([request], "meeting the ranks of this node")
+        self._neighbours = {int(row[0]): postmortem.Process(*map(int, row[1:])) for row in everyone}
+
+    def _show_missing(self, missing: list[int]) -> None:
+        postmortem.show_stuck({r: self._neighbours[r] for r in missing if r in self._neighbours})
+
+    def leave(self) -> None:
+        """Say farewell and free the communicators if the others leave too. At exit only."""
+        if self.size > 1:
+            self._roll_call.farewell(postmortem.reason_for_leaving())
+            # Not on control: there it would match a barrier that the others still wait in.
+            everyone_left = self._rolls.Ibarrier()
+            deadline = time.monotonic() + LEAVE_S
+            while not everyone_left.Test():
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(1e-3)
+            self._roll_call.listen("leaving the program")
+        self.free()
+
+    def free(self) -> None:
+        """Free the communicators. Collective over the communicator."""
+        for comm in (self.data, self.control, self._rolls, self.node):
+            if comm != MPI.COMM_NULL:
+                comm.Free()
+
+
+def first_meeting(comm: MPI.Intracomm, timeout_s: float) -> MPI.Intracomm:
+    """Return a duplicate of `comm`, or raise PeerError that names who did not come.
+
+    Collective over the communicator. There is no communicator of our own yet to hold a roll call on.
+    """
+    copy, request = comm.Idup()
+    deadline = time.monotonic() + timeout_s
+    while not request.Test():
+        if time.monotonic() > deadline:
+            missing = ", ".join(map(str, absent(comm))) or "unknown"
+            raise PeerError(
+                f"rank {comm.Get_rank()} of {comm.Get_size()} waited {timeout_s:g} s for all ranks to start using "
+                f"hpctk; missing: rank {missing}. Every rank must call hpctk; HPCTK_TIMEOUT_S sets how long to wait."
+            )
+        time.sleep(NAP_S)
+    return copy
+
+
+def absent(comm: MPI.Intracomm) -> list[int]:
+    """Return up to 8 ranks that do not say "here" within a second. For a job that fails anyway.
+
+    The one place where hpctk sends on the user's own communicator.
+    """
+    rank, size, here = comm.Get_rank(), comm.Get_size(), set()
+    neighbours = [(rank + i) % size for i in range(1, min(WATCHED, size - 1) + 1)]
+    sent = [comm.Isend([b"", MPI.BYTE], (rank - i) % size, HERE) for i in range(1, len(neighbours) + 1)]
+    deadline = time.monotonic() + 1.0
+    status = MPI.Status()
+    while time.monotonic() < deadline:
+        if comm.Iprobe(MPI.ANY_SOURCE, HERE, status):
+            comm.Recv([bytearray(), MPI.BYTE], status.Get_source(), HERE)
+            here.add(status.Get_source())
+        time.sleep(NAP_S)
+    MPI.Request.Testall(sent)
+    return [peer for peer in neighbours if peer not in here][:8]
+
+
+_worlds: list[MpiWorld] = []
+_keyval: int | None = None
+#: By the handle of a communicator whose World is being made.
+_making: dict[int, OneThread] = {}
+
+
+def world(comm: MPI.Intracomm | None = None) -> MpiWorld:
+    """Return the World of a communicator, made at the first call. Collective over the communicator then.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm, optional
+        COMM_WORLD where not given.
+    """
+    global _keyval
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if _keyval is None:
+        _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
+        forked.guard()
+        atexit.register(_leave_all)
+    kept = comm.Get_attr(_keyval)
+    if isinstance(kept, MpiWorld):
+        return kept
+    with _making.setdefault(comm.handle, OneThread()):
+        try:
+            made = MpiWorld(comm)
+            comm.Set_attr(_keyval, made)
+        finally:
+            del _making[comm.handle]
+    _worlds.append(made)
+    return made
+
+
+def _on_free(comm: MPI.Comm, keyval: int, kept: MpiWorld) -> None:
+    if kept in _worlds:
+        _worlds.remove(kept)
+        kept.free()
+
+
+def _leave_all() -> None:
+    if not forked.is_child() and MPI.Is_initialized() and not MPI.Is_finalized():
+        for kept in _worlds:
+            kept.leave()
+    _worlds.clear()

@@ -1,0 +1,1 @@
+"""Ranks of a torch.distributed process group: the only place, beside hpctk.ddp, that imports it."""

@@ -1,0 +1,146 @@
+"""Bytes over torch.distributed point-to-point (gloo), for jobs that have no MPI (torchrun).
+
+Gloo moves messages by itself, but cannot be asked whether one is there: it can only be waited for, and a wait that
+ends early ends the whole group. So where a rank has other things to do, threads wait, and `complete` looks at what
+they have seen. The messages that stand first in a plan have a thread each, and that is enough: no rank waits for a
+later message of ours before it has got the first.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from hpctk.comm.transport import Patience
+
+if TYPE_CHECKING:
+    from hpctk.comm.torch.world import TorchWorld
+
+#: Messages of one direction that have a thread each.
+WAITED = 8
+#: Seconds between two looks where none of them has come.
+PAUSE_S = 1e-3
+
+
+class Message:
+    """A message under way."""
+
+    __slots__ = ("_error", "_seen", "_work", "peer", "waited_for")
+
+    def __init__(self, work: Any, peer: int) -> None:
+        self._work, self.peer = work, peer
+        #: Whether a thread has it.
+        self.waited_for = False
+        self._seen = threading.Event()
+        self._error: RuntimeError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it is complete, or has failed, as far as its thread has seen."""
+        return self._seen.is_set()
+
+    def wait(self, timeout: timedelta) -> None:
+        """Return once it is complete; RuntimeError where it has failed, or at the deadline."""
+        if not self.waited_for:
+            self._work.wait(timeout)
+        else:
+            self._seen.wait()
+        if self._error is not None:
+            raise self._error
+
+    def watch(self, timeout: timedelta) -> None:
+        """Wait for it, in a thread."""
+        try:
+            self._work.wait(timeout)
+        except RuntimeError as error:
+            self._error = error
+        self._seen.set()
+
+
+class Watchers:
+    """Threads that wait for messages; as many as were ever needed at once."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._messages: SimpleQueue[Message] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._news = threading.Event()
+
+    def give(self, message: Message) -> None:
+        """Let a thread wait for a message."""
+        message.waited_for = True
+        self._messages.put(message)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="hpctk gloo", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._messages.get().watch(self._timeout)
+            self._news.set()
+            self._idle.release()
+
+    def pause(self) -> None:
+        """Let some time pass, or return as soon as a message is there that nobody has heard of yet."""
+        self._news.wait(PAUSE_S)
+        self._news.clear()
+
+
+class TorchTransport:
+    """Moves bytes between the ranks of a World."""
+
+    tag_limit = 2**31 - 1
+    waits = True
+
+    def __init__(self, world: TorchWorld) -> None:
+        self.rank, self.size = world.rank, world.size
+        self._world, self._group = world, world.group
+        self._ranks = dist.get_process_group_ranks(world.group)
+        self._operation = "a message"
+        self._timeout = timedelta(seconds=world.timeout_s)
+        self._watchers = Watchers(self._timeout)
+
+    def isend(self, data: Any, peer: int, tag: int) -> Message:
+        """Start sending the bytes of `data` to `peer`."""
+        return self._start(dist.isend, data, peer, tag)
+
+    def irecv(self, data: Any, peer: int, tag: int) -> Message:
+        """Start receiving exactly the bytes of `data` from `peer`."""
+        return self._start(dist.irecv, data, peer, tag)
+
+    def _start(self, call: Any, data: Any, peer: int, tag: int) -> Message:
+        tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
+        try:
+            # dist counts ranks over the whole job, hpctk within the group.
+            return Message(call(tensor, self._ranks[peer], group=self._group, tag=tag), peer)
+        except RuntimeError as error:
+            raise self._world.lost(self._operation, [peer], error) from error
+
+    def complete(self, requests: list[Message], wait: bool = False) -> list[int]:
+        """Return the positions of those of the first requests that are known to be complete."""
+        if wait and requests:
+            self._finish(requests[0])
+            return [0]
+        found = []
+        for position, message in enumerate(requests[:WAITED]):
+            if not message.waited_for:
+                self._watchers.give(message)
+            elif message.done:
+                self._finish(message)
+                found.append(position)
+        return found
+
+    def _finish(self, message: Message) -> None:
+        try:
+            message.wait(self._timeout)
+        except RuntimeError as error:
+            raise self._world.lost(self._operation, [message.peer], error) from error
+
+    def vigil(self, operation: str) -> Patience:
+        """Return what to do while nothing is complete."""
+        self._operation = operation
+        return self._world.vigil(operation, self._watchers.pause)

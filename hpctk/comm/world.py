@@ -1,0 +1,131 @@
+"""Who is there: one World per group of ranks, whatever joins them.
+
+    world(comm)
+      ├── an MPI communicator, or nothing        mpi.world.MpiWorld      mpi4py
+      └── a torch.distributed.ProcessGroup       torch.world.TorchWorld  gloo; no MPI needed
+
+Everything above asks a World and never MPI or torch.distributed themselves; neither is imported before it is asked
+for.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hpctk.comm.agreement import Agreement
+from hpctk.comm.buffers import Door
+from hpctk.comm.gpu import GpuAware
+from hpctk.comm.one_thread import OneThread
+from hpctk.comm.transport import OwnAllreduce, Transport
+from hpctk.errors import SettingError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+    from torch.distributed import ProcessGroup
+
+    #: What a group of ranks may be given as.
+    Comm = MPI.Intracomm | ProcessGroup
+
+
+class World(Agreement):
+    """The ranks of a communicator or process group. Made by `world()`, which keeps it.
+
+    Attributes
+    ----------
+    rank, size : int
+    name, library : str
+        Of the communicator or group, and of what joins its ranks, with its version.
+    local_rank, local_size : int
+        Among the ranks of the same node.
+    nodes : tuple of tuple of int
+        The ranks of each node, nodes in order of their lowest rank.
+    gpu : GpuAware
+        Whether messages may lie in device memory, the same on all ranks.
+    door : Door
+        Brings tensors to where messages may lie.
+    own : OwnAllreduce
+        The library's own all-reduce, as one more schedule.
+    one_thread : OneThread
+        Held by whoever communicates.
+    background : list of callable
+        Called while a rank waits for anything; each returns whether it got something done.
+    attached : dict
+        What the layers above keep for these ranks, by type: looked up in every call, so a plain dict.
+    """
+
+    name: str
+    library: str
+    local_rank: int
+    local_size: int
+    nodes: tuple[tuple[int, ...], ...]
+    gpu: GpuAware
+    door: Door
+    own: OwnAllreduce
+    one_thread: OneThread
+    background: list[Callable[[], bool]]
+    attached: dict[type, Any]
+    #: What the user has called that is made of several operations, "" where that is none.
+    _called: str = ""
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[None]:
+        """Let waits inside be named after what the user called, in errors here and on other ranks. Local."""
+        outer, self._called = self._called, self._called or name
+        try:
+            yield
+        finally:
+            self._called = outer
+
+    def wait_name(self, operation: str) -> str:
+        """Return how a wait is named: after what the user called, with the operation in it."""
+        return f"{self._called} ({operation})" if self._called else operation
+
+    @property
+    @abstractmethod
+    def timeout_s(self) -> float:
+        """Seconds this rank waits for others (HPCTK_TIMEOUT_S)."""
+
+    @abstractmethod
+    def barrier(self, operation: str = "barrier") -> None:
+        """Return once every rank is here. Collective over the communicator."""
+
+    @abstractmethod
+    def transport(self) -> Transport:
+        """Return what moves bytes between these ranks."""
+
+
+def world(comm: Comm | None = None) -> World:
+    """Return the World of a communicator or process group, made at the first call. Collective over it then.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
+        COMM_WORLD where not given.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available():
+        if isinstance(comm, torch.distributed.ProcessGroup):
+            from hpctk.comm.torch import world as torch_world
+
+            return torch_world.world(comm)
+        if comm is torch.distributed.GroupMember.NON_GROUP_MEMBER:
+            raise SettingError("comm: this process is no member of the process group")
+    try:
+        from mpi4py import MPI
+
+        from hpctk.comm.mpi import world as mpi_world
+    except ImportError as error:
+        raise SettingError(
+            f"no communicator was given, and MPI cannot be loaded ({error}). Install mpi4py and an MPI, or go without "
+            "MPI: start with torchrun, call torch.distributed.init_process_group('gloo') and use "
+            "hpctk.ddp.DistributedOptimizer, or give comm=torch.distributed.group.WORLD"
+        ) from error
+    if comm is not None and not isinstance(comm, MPI.Intracomm):
+        raise SettingError(
+            f"comm={comm!r}: need an MPI intracommunicator or a process group of torch.distributed"
+        )
+    return mpi_world.world(comm)

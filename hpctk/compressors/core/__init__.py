@@ -1,0 +1,1 @@
+"""What compressors stand on: packets, residuals, the base class, arithmetic that several share."""

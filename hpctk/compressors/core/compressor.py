@@ -1,0 +1,209 @@
+"""What every compressor does: write a tensor down in fewer bytes, read it back, remember the rest.
+
+Arithmetic only: a compressor knows neither ranks nor MPI. The contract of error feedback in one
+sentence: `decompress(feed(tensor, residual)) + residual after == residual before + tensor`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+import torch
+
+from hpctk.comm import buffers
+from hpctk.compressors.core import arrays, finite
+from hpctk.compressors.core.packet import Packet
+from hpctk.errors import HpctkError, SettingError, TensorError
+
+Setting = str | int | float | bool | list[str]
+Shape = tuple[int, ...]
+State = dict[str, dict[str, torch.Tensor | int]]
+
+
+class Compressor(ABC):
+    """How a tensor is written down.
+
+    Parameters
+    ----------
+    exclude : sequence of str
+        Parameters to spare: exact names or patterns as of the shell, such as "*.bias".
+    min_elements : int
+        Tensors with fewer elements are spared.
+    """
+
+    #: How packets of several ranks combine: "gathered" (each rank decodes all of them), "summed" (their
+    #: data are added, element by element) or "own" (the compressor has its own `aggregate`).
+    combines: ClassVar[str]
+
+    def __init__(self, *, exclude: Sequence[str] = (), min_elements: int = 0) -> None:
+        if isinstance(exclude, str) or not all(isinstance(pattern, str) for pattern in exclude):
+            raise SettingError(f"exclude={exclude!r}: need a list of names or patterns, such as ['*.bias']")
+        if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
+            raise SettingError(f"min_elements={min_elements!r}: need an integer, 0 or more")
+        self.exclude = tuple(exclude)
+        self.min_elements = min_elements
+        self._seat = 0
+
+    def spares(self, name: str, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor is left alone and travels as it is.
+
+        By its name (`exclude`), its size (`min_elements`), or its dtype: only float16, bfloat16, float32
+        and float64 are compressed.
+        """
+        if tensor.dtype not in arrays.DTYPES or tensor.numel() < self.min_elements:
+            return True
+        return any(name == pattern or fnmatchcase(name, pattern) for pattern in self.exclude)
+
+    def compress(self, tensor: torch.Tensor, name: str = "") -> Packet:
+        """Return the tensor as a packet. Not in place; any shape and any layout in memory.
+
+        Raises
+        ------
+        TensorError
+            For a dtype that is not compressed, or an element that is NaN or infinite; the text names the
+            parameter and the element's index in C order.
+        """
+        stamp = self._stamp(name)
+        flat = checked_flat(tensor, name)
+        refuse(finite.first_bad(flat), flat.numel(), name)
+        return self._pack(flat, tuple(tensor.shape), name, stamp)
+
+    def decompress(self, packet: Packet) -> torch.Tensor:
+        """Return the packet's tensor, a new one on the device of its data. Not in place.
+
+        Raises
+        ------
+        HpctkError
+            For data that no tensor of this shape and dtype can have been written as.
+        """
+        if packet.dtype not in arrays.DTYPES:
+            raise TensorError(f"a packet of {arrays.dtype_name(packet.dtype)}: {_allowed()}")
+        if packet.data.dim() != 1 or not packet.data.is_contiguous():
+            raise HpctkError("a packet's data must be one-dimensional and contiguous")
+        return self._decode(packet).reshape(packet.shape)
+
+    def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
+        """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Is not changed.
+        residual : torch.Tensor
+            Of the same shape, dtype and device. Unchanged, to the last bit, when this raises.
+
+        Raises
+        ------
+        TensorError
+            As for `compress`, about the sum.
+        """
+        stamp = self._stamp(name)
+        flat, memory = checked_pair(tensor, residual, name)
+        refuse(finite.first_bad_sum(memory, flat), flat.numel(), name)
+        memory += flat
+        packet = self._pack(memory, tuple(tensor.shape), name, stamp)
+        self._withdraw(memory, packet)
+        buffers.write_back(residual, memory)
+        return packet
+
+    def settings(self) -> dict[str, Setting]:
+        """Return all settings with the compressor's name, ready for JSON: for handshakes and checkpoints."""
+        names = inspect.signature(type(self)).parameters
+        values = {name: getattr(self, name) for name in names}
+        lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+        return {"compressor": type(self).__name__, **values, **lists}
+
+    def seat(self, rank: int) -> None:
+        """Tell the compressor which rank it works on, once; only those that draw independently care."""
+        self._seat = rank
+
+    def state_dict(self) -> State:
+        """Return what the compressor remembers, by parameter name; empty for most."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, torch.Tensor | int]]) -> None:
+        """Replace what the compressor remembers by what `state_dict` returned, copied."""
+        if state:
+            raise HpctkError(f"{self!r} remembers nothing, but the state has {', '.join(sorted(state))}")
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = getattr(self, name)
+            if parameter.default is parameter.empty:
+                parts.append(repr(value))
+            elif value != parameter.default:
+                parts.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    @abstractmethod
+    def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
+        """Return the data for a flat, contiguous, finite tensor, in memory of their own."""
+
+    @abstractmethod
+    def _decode(self, packet: Packet) -> torch.Tensor:
+        """Return the flat tensor that a packet stands for, a new one; HpctkError for wrong data."""
+
+    def _pack(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> Packet:
+        return Packet(self._encode(flat, shape, name, stamp), shape, flat.dtype, stamp)
+
+    def _withdraw(self, memory: torch.Tensor, packet: Packet) -> None:
+        """Subtract what a packet of this rank carries from a flat tensor, in place."""
+        memory -= self._decode(packet)
+
+    def _stamp(self, name: str) -> int:
+        """Return the stamp of the next packet of a parameter, for those that draw; counts the draw."""
+        return 0
+
+
+def expect_length(packet: Packet, length: int, dtype: torch.dtype, what: str) -> None:
+    """Raise HpctkError unless a packet's data are `length` elements of a dtype."""
+    data = packet.data
+    if data.numel() != length or data.dtype != dtype:
+        raise HpctkError(
+            f"a packet of {data.numel()} x {arrays.dtype_name(data.dtype)}: {what} of {packet.n} elements "
+            f"takes {length} x {arrays.dtype_name(dtype)}"
+        )
+
+
+def checked_pair(
+    tensor: torch.Tensor, residual: torch.Tensor, name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensor and residual as flat tensors, views where they are contiguous."""
+    flat, memory = checked_flat(tensor, name), checked_flat(residual, name)
+    for what in ("shape", "dtype", "device"):
+        given, kept = getattr(tensor, what), getattr(residual, what)
+        if given != kept:
+            raise TensorError(f"{_called(name)} has {what} {given}, but its residual {kept}")
+    buffers.writable(residual)
+    return flat, memory
+
+
+def checked_flat(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise TensorError(f"{_called(name)} is a {type(tensor).__name__}, not a torch tensor")
+    if tensor.dtype not in arrays.DTYPES:
+        raise TensorError(f"{_called(name)} is of {arrays.dtype_name(tensor.dtype)}: {_allowed()}")
+    flat: torch.Tensor = buffers.flatten(tensor)
+    return flat
+
+
+def refuse(index: int | None, n: int, name: str) -> None:
+    if index is not None:
+        raise TensorError(
+            f"{_called(name)}: element {index} of {n} is NaN or infinite, or the sum with its residual is; "
+            "nothing was compressed"
+        )
+
+
+def _called(name: str) -> str:
+    return f"parameter {name!r}" if name else "the tensor"
+
+
+def _allowed() -> str:
+    known = ", ".join(arrays.dtype_name(dtype) for dtype in arrays.DTYPES)
+    return f"only {known} are compressed; `spares` tells"

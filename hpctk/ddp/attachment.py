@@ -1,0 +1,335 @@
+"""hpctk under torchrun: methods for DistributedDataParallel, and for bare models, over torch.distributed.
+
+    model = DistributedDataParallel(model)
+    hpctk.ddp.attach(model, hpctk.AdaCons())                                    # gradient methods
+
+    opt = hpctk.ddp.DistributedOptimizer(opt, hpctk.MGRAWA(), model=model)      # all others, on the bare model
+
+No MPI is needed or started. `attach` registers a communication hook: DDP hands over its buckets during backward and
+finds in them what the method makes of all ranks' gradients. Where a part of the gradients can be exchanged by itself
+(Mean without a compressor, AdaCons) a bucket starts when it is full and is driven by a thread while backward goes on;
+elsewhere all are exchanged when the last one is there.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hpctk import optimizer
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.tuning import auto
+from hpctk.comm.world import World, world
+from hpctk.compressors.core import finite
+from hpctk.ddp.driver import Driver
+from hpctk.ddp.dropped_step import DroppedStep
+from hpctk.errors import HpctkError, SettingError
+from hpctk.methods.core import drift
+from hpctk.methods.core.gradient_step import BucketRun, GradientRun
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.step_status import StatusExchange, StepStatus
+from hpctk.methods.mean import Mean
+from hpctk.telemetry.settings import StatsSettings
+from hpctk.ways_in import handshake
+from hpctk.ways_in.participant import Participant, note_one_rank
+from hpctk.ways_in.tally import StatsLike, Tally, kept_loss, wanted
+
+
+class DistributedOptimizer(optimizer.DistributedOptimizer):
+    """hpctk.DistributedOptimizer over torch.distributed, for all methods on a bare model.
+
+    Collective over the group. Parameters are those of hpctk.DistributedOptimizer, but for:
+
+    Parameters
+    ----------
+    group : ProcessGroup, optional
+        The default group where not given.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        *,
+        model: torch.nn.Module | None = None,
+        group: dist.ProcessGroup | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(optimizer, method, model=model, comm=_initialised(group), **settings)
+
+
+def attach(
+    ddp_model: DistributedDataParallel,
+    method: Method,
+    *,
+    schedule: str = "auto",
+    stats: StatsLike = None,
+    on_bad_gradient: str = "raise",
+    check_every: int = 100,
+) -> Attached:
+    """Let a gradient method exchange the gradients of a DistributedDataParallel model.
+
+    Collective over the model's process group. Once for each model, before its first backward.
+
+    Parameters
+    ----------
+    ddp_model : DistributedDataParallel
+    method : Method
+        Mean, with any compressor, or AdaCons.
+    schedule : str
+        Of dense all-reduces: a name that `hpctk schedule list` shows, "torch" or "auto".
+    stats : path or StatsSettings, optional
+        A folder in which every rank writes what it sends; HPCTK_STATS where not given.
+    on_bad_gradient : {"raise", "skip"}
+        What all ranks do when a gradient is NaN or infinite on one of them. "raise" raises the same error from
+        backward() on all, and leaves every parameter's `.grad` None. "skip" leaves an infinity on all ranks, as DDP
+        itself does, so that a GradScaler finds it everywhere; a step() on it changes nothing.
+    check_every : int
+        Steps between two looks whether the parameters have drifted apart; 0 for never.
+    """
+    if not isinstance(ddp_model, DistributedDataParallel):
+        raise SettingError(
+            f"attach: need a model in torch.nn.parallel.DistributedDataParallel, not {type(ddp_model).__name__}; for a "
+            "bare model use hpctk.ddp.DistributedOptimizer"
+        )
+    here = world(ddp_model.process_group)
+    with here.shared_errors("hpctk.ddp.attach"):
+        _check(ddp_model, method, on_bad_gradient)
+        auto.check(here, "allreduce", schedule)
+        drift.check_every(check_every)
+        recorded = wanted(stats)
+    attached = Attached(here, ddp_model, method, schedule, on_bad_gradient, recorded, check_every)
+    try:
+        ddp_model.register_comm_hook(attached, lambda state, bucket: state.arrived(bucket))
+    except RuntimeError as error:
+        raise SettingError(f"attach: this model has a communication hook already ({error})") from error
+    return attached
+
+
+@dataclass
+class Bucket:
+    """What DDP has handed over: some gradients by name, which are views of `buffer`."""
+
+    buffer: torch.Tensor
+    gradients: dict[str, torch.Tensor]
+    future: Any
+    #: Where the method exchanges buckets by themselves: what it has under way.
+    started: Any = None
+
+
+class Attached(Participant):
+    """A gradient method at work on a DistributedDataParallel model. Made by `attach`."""
+
+    def __init__(
+        self,
+        here: World,
+        ddp_model: DistributedDataParallel,
+        method: Method,
+        schedule: str,
+        on_bad_gradient: str,
+        stats: StatsSettings | None,
+        check_every: int,
+    ) -> None:
+        named = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
+        shapes = [(name, f"{p.dtype} {tuple(p.shape)}") for name, p in named.items()]
+        settings: list[tuple[str, object]] = [
+            ("schedule", schedule),
+            ("on_bad_gradient", on_bad_gradient),
+            ("stats", stats),
+        ]
+        settings.append(("check_every", check_every))
+        here.agree("hpctk.ddp.attach", [*settings, *method.settings().items(), *shapes])
+        # Never steps: whoever uses DDP has an optimizer of their own.
+        no_base = torch.optim.SGD(named.values(), lr=0.0)
+        self._replica = Replica(
+            here,
+            no_base,
+            list(named),
+            list(named.values()),
+            schedule=schedule,
+            on_bad_gradient=on_bad_gradient,
+            check_every=check_every,
+        )
+        self._tally = Tally(self._replica, method, stats)
+        with self._tally.counting():
+            run = method.begin(self._replica)
+        assert isinstance(run, GradientRun)
+        self.method = method
+        self._run: GradientRun = run
+        self._loss: Any = None
+        self._parts = run if isinstance(run, BucketRun) and run.by_buckets else None
+        self._engine = engine_of(here)
+        self._driver = Driver(self._engine)
+        self._names = {id(parameter): name for name, parameter in named.items()}
+        # A parameter that no rank has used comes as zeros; DDP then leaves its .grad alone.
+        self._zeros_are_absent = ddp_model.find_unused_parameters or ddp_model.static_graph
+        self._lanes: list[int] = []
+        self._buckets: list[Bucket] = []
+        self._dropped = DroppedStep(named.values())
+        self._tally.begin()
+        note_one_rank(here)
+
+    def note_loss(self, loss: Any) -> None:
+        """Say, before backward, what the loss is; for the statistics."""
+        self._loss = kept_loss(loss)
+
+    def check_between_steps(self, what: str) -> None:
+        """Raise HpctkError where backward has not ended, so that `what` would leave the ranks apart."""
+        if self._buckets:
+            raise HpctkError(f"{what} in the middle of backward")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: DDP's users have an optimizer of their own, and its state is theirs to keep."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+
+    def arrived(self, bucket: Any) -> Any:
+        """Take a bucket (dist.GradBucket) and return the future of its exchange. Collective over the group."""
+        if bucket.index() == 0:
+            self._buckets.clear()
+            self._dropped.over()
+            if self._replica.world.attached[StatusExchange] > 1:
+                # Another model's buckets may come on another rank: they would mix before anybody notices.
+                self._replica.status.check_same_step()
+        buffer = bucket.buffer()
+        future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        gradients = {
+            self._names[id(parameter)]: _laid_out_like(parameter, gradient)
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        }
+        taken = Bucket(buffer, gradients, future)
+        self._buckets.append(taken)
+        if self._parts is not None:
+            with self._driver.lock, self._tally.counting():
+                sent = {name: _finite(gradient) for name, gradient in gradients.items()}
+                # DDP hands over the same buckets in the same order on all ranks.
+                with self._engine.span(f"bucket {bucket.index()}"):
+                    taken.started = self._parts.start_bucket(self._lane(bucket.index()), sent, in_order=True)
+            if not bucket.is_last():
+                self._driver.start()
+        if bucket.is_last():
+            self._driver.stop()
+            with self._tally.counting():
+                self._finish()
+            self._tally.end_step(self._run.counts, self._loss)
+            self._loss = None
+        return future
+
+    def _lane(self, index: int) -> int:
+        if index >= len(self._lanes):
+            self._lanes += self._engine.reserve(1 + index - len(self._lanes))
+        return self._lanes[index]
+
+    def _finish(self) -> None:
+        """Bring all buckets home and hand them back. Collective over the group."""
+        gradients = {name: x for bucket in self._buckets for name, x in bucket.gradients.items()}
+        # A rank that has run out of data under DDP's join takes part outside of any backward, with an earlier model.
+        status = self._run.exchange_status(
+            active=torch._C._current_graph_task_id() != -1,
+            gradients=lambda: [self._present(gradients.get(n)) for n in self._replica.names],
+        )
+        has = [name for name, somewhere in zip(self._replica.names, status.has, strict=True) if somewhere]
+        if self._parts is not None:
+            self._take_over(self._results(self._parts, set(has), status), status)
+        elif has and status.bad is None:
+            self._run.exchange_in_place({name: gradients[name] for name in has})
+        for bucket in self._buckets:
+            if bucket.buffer.is_cuda:
+                torch.cuda.current_stream(bucket.buffer.device).synchronize()
+            bucket.future.set_result(bucket.buffer)
+        self._buckets.clear()
+        if status.bad is not None:
+            _after_backward(lambda: self._drop(status))
+
+    def _present(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        absent = gradient is None or (self._zeros_are_absent and not gradient.any())
+        return None if absent else gradient
+
+    def _results(self, parts: BucketRun, has: set[str], status: StepStatus) -> list[torch.Tensor]:
+        """Return what all buckets come to. Collective over the group."""
+        started = [bucket.started for bucket in self._buckets]
+        if has and status.bad is None:
+            parts.counts["rounds"] += 1
+            return parts.finish_buckets(started, has)
+        # The buckets must come home all the same; a step that is not made leaves nothing behind.
+        state, counts = deepcopy(parts.local_state()), parts.counts.copy()
+        results = parts.finish_buckets(started, has)
+        parts.load_local_state(state)
+        parts.counts = counts
+        return results
+
+    def _take_over(self, results: list[torch.Tensor], status: StepStatus) -> None:
+        if status.bad is not None:
+            return
+        for bucket, flat in zip(self._buckets, results, strict=True):
+            sizes = [gradient.numel() for gradient in bucket.gradients.values()]
+            for gradient, part in zip(bucket.gradients.values(), flat.split(sizes), strict=True):
+                gradient.copy_(part.view(gradient.shape))
+
+    def _drop(self, status: StepStatus) -> None:
+        """Leave nothing to step on, and raise where that was asked for."""
+        assert status.bad is not None
+        if self._replica.on_bad_gradient == "skip":
+            self._dropped.begin(self._replica.names.index(status.bad[1]))
+        else:
+            self._dropped.clear()
+        self._run.skip_or_raise(status)
+
+    def __repr__(self) -> str:
+        return f"Attached({self.method!r})"
+
+
+def _check(ddp_model: DistributedDataParallel, method: Any, on_bad_gradient: str) -> None:
+    handshake.check_method(method, on_bad_gradient)
+    if method.kind != "gradient":
+        raise SettingError(
+            f"attach: {type(method).__name__} does not exchange gradients: use "
+            "hpctk.ddp.DistributedOptimizer(optimizer, method, model=model) on the bare model, not wrapped in "
+            "DistributedDataParallel"
+        )
+    if isinstance(method, Mean) and method.clip is not None:
+        raise SettingError(
+            f"attach: Mean(clip={method.clip}) shortens the optimizer's step, which a communication hook does not see: "
+            "call torch.nn.utils.clip_grad_norm_ after backward, or use hpctk.ddp.DistributedOptimizer"
+        )
+    handshake.check_dtypes(dict(ddp_model.module.named_parameters()))
+
+
+def _initialised(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if not dist.is_available() or not dist.is_initialized():
+        raise SettingError(
+            "torch.distributed is not initialised: call torch.distributed.init_process_group('gloo') first, in a job "
+            "that torchrun has started"
+        )
+    found = dist.group.WORLD if group is None else group
+    assert found is not None
+    return found
+
+
+def _laid_out_like(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as DDP lays it into its bucket: with the parameter's strides, a view."""
+    # DDP hands it over as if it were contiguous, which for channels-last is another order of the elements.
+    return gradient.as_strided(parameter.shape, parameter.stride()) if parameter.numel() else gradient
+
+
+def _finite(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient to send: zeros for one that is bad; that it is, all ranks hear with the last bucket."""
+    return gradient if finite.all_finite(gradient) else torch.zeros_like(gradient)
+
+
+def _after_backward(action: Any) -> None:
+    """Do something when DDP has finished with this backward; at once where there is none (DDP's join)."""
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    try:
+        # DDP's own callback, which takes the buckets over, is queued after this one and before the second.
+        queue(lambda: queue(action))
+    except RuntimeError:
+        action()

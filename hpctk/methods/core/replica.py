@@ -1,0 +1,220 @@
+"""One rank's copy of the model, and what all methods ask of it: gradients, updates, and meetings of the ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hpctk.collectives.broadcast import broadcast_in_place
+from hpctk.comm.world import World
+from hpctk.compressors.core import finite
+from hpctk.errors import HpctkError, TensorError
+from hpctk.methods.core import drift
+from hpctk.methods.core.step_status import LocalStatus, Shared, StatusExchange, StepStatus, prepared
+
+#: One of each parameter, None where there is none.
+Gradients = Sequence[torch.Tensor | None]
+
+
+@dataclass
+class Replica:
+    """What a method works on.
+
+    Attributes
+    ----------
+    world : World
+    base : torch.optim.Optimizer
+        The user's optimizer, which does the local steps.
+    names, parameters
+        The parameters that are trained, in the model's order; the same names on all ranks.
+    model : torch.nn.Module, optional
+        Where the user gave it.
+    frozen : dict
+        The optimizer's other parameters by name: nobody trains them.
+    schedule : str
+        Of dense all-reduces.
+    on_bad_gradient : str
+        "raise" or "skip".
+    check_every : int
+        Steps between two looks whether the replicas have drifted apart; 0 for never.
+    leader : int or None
+        The lowest rank that had data in the last step, where another had none.
+    status : StatusExchange
+        The messages that open its steps.
+    scaled : bool
+        Whether a GradScaler asked for this step: what overflows is its affair, never an error.
+    """
+
+    world: World
+    base: torch.optim.Optimizer
+    names: list[str]
+    parameters: list[torch.nn.Parameter]
+    model: torch.nn.Module | None = None
+    frozen: dict[str, torch.nn.Parameter] = field(default_factory=dict)
+    schedule: str = "auto"
+    on_bad_gradient: str = "raise"
+    check_every: int = 100
+    leader: int | None = None
+    status: StatusExchange = field(init=False)
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        self.agreed_on(self.names, self.parameters)
+
+    def agreed_on(self, names: list[str], parameters: list[torch.nn.Parameter]) -> None:
+        """Train these parameters, on whose names, shapes and dtypes all ranks have agreed."""
+        self.names, self.parameters = names, parameters
+        self._dtype = parameters[0].dtype
+        self._shapes = [parameter.shape for parameter in parameters]
+        layout = [(n, f"{p.dtype} {tuple(p.shape)}") for n, p in zip(names, parameters, strict=True)]
+        self.status = StatusExchange(self.world, names, layout, self.check_every)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group, now."""
+        return float(self.base.param_groups[0]["lr"])
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The base optimizer's groups; none where nobody knows it yet."""
+        return [] if self.base is None else self.base.param_groups
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The model's buffers by name, where the model is known: those of now, modules may replace them."""
+        return {} if self.model is None else dict(self.model.named_buffers())
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """The parameters without their history: to be read and changed in place."""
+        return [parameter.detach() for parameter in self.parameters]
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Return the gradients as they are, None where there is none."""
+        for name, parameter in self.frozen.items():
+            if parameter.grad is not None:
+                raise HpctkError(
+                    f"{name!r} was frozen when the DistributedOptimizer was made and has a gradient now: every rank "
+                    "would train it by itself. Make a new DistributedOptimizer, or set its .grad to None."
+                )
+        return [self.gradient(i) for i in range(len(self.parameters))]
+
+    def gradient(self, i: int) -> torch.Tensor | None:
+        """Return a parameter's gradient as it is, None where there is none."""
+        gradient = self.parameters[i].grad
+        if gradient is None:
+            return None
+        self._check(i, gradient)
+        if gradient.layout != torch.strided:
+            raise TensorError(
+                f"the gradient of {self.names[i]!r} is {gradient.layout}: hpctk exchanges dense gradients; make the "
+                "embedding with sparse=False"
+            )
+        return gradient.detach()
+
+    def _check(self, i: int, gradient: torch.Tensor) -> None:
+        """Raise TensorError unless a gradient is what the ranks have agreed on: others would be sent as many bytes."""
+        if gradient.dtype is not self._dtype or gradient.shape != self._shapes[i]:
+            raise TensorError(
+                f"the gradient of {self.names[i]!r} is {gradient.dtype} {tuple(gradient.shape)}, but all ranks have "
+                f"agreed on {self._dtype} {tuple(self._shapes[i])}. Convert the model (model.double(), model.half()) "
+                "before the optimizer is made, or make a new one on every rank."
+            )
+
+    def writable_gradient(self, i: int) -> torch.Tensor:
+        """Return a parameter's gradient to be overwritten in place: zeros where there is none yet."""
+        parameter, gradient = self.parameters[i], self.gradient(i)
+        if gradient is None:
+            parameter.grad = gradient = torch.zeros_like(parameter)
+        elif 0 in gradient.stride():
+            # An expanded tensor has several elements in one place.
+            parameter.grad = gradient = gradient.clone(memory_format=torch.contiguous_format)
+        return gradient
+
+    def first_bad(self, gradients: Gradients | None = None) -> int | None:
+        """Return the number of the first parameter whose gradient is not finite, None where all are."""
+        for i, gradient in enumerate(self.gradients() if gradients is None else gradients):
+            if gradient is not None and not finite.all_finite(gradient):
+                return i
+        return None
+
+    def exchange_status(
+        self, shared: Shared, *, active: bool = True, gradients: Callable[[], Gradients] | None = None
+    ) -> StepStatus:
+        """Learn what all ranks have: gradients, bad ones, data. Changes nothing.
+
+        Collective over the communicator: one small all-reduce, a second one in steps in which some ranks
+        have gradients that others lack.
+
+        Parameters
+        ----------
+        shared : callable
+            Returns what all ranks hold alike, by name.
+        active : bool
+            Whether this rank has data.
+        gradients : callable, optional
+            Returns the gradients; those in `.grad` where not given.
+        """
+
+        def find() -> LocalStatus:
+            held = self.gradients() if gradients is None else gradients()
+            return LocalStatus([gradient is not None for gradient in held], self.first_bad(held), active)
+
+        status = self.status.exchange(prepared(find), self.groups, shared)
+        if status.active:
+            self.leader = status.leader
+        return status
+
+    def follow(self, leader: int) -> None:
+        """Give one rank's parameters, and its base optimizer's state and groups, to everyone.
+
+        Collective over the communicator. In place.
+        """
+        kept = [self.base.state.get(parameter, {}) for parameter in self.parameters]
+        kept += self.base.param_groups
+        tensors = [x for one in kept for x in one.values() if isinstance(x, torch.Tensor)]
+        self.world.agree("what the base optimizer keeps", [(str(x.dtype), tuple(x.shape)) for x in tensors])
+        broadcast_in_place(self.world, [*self.values, *tensors], leader)
+        numbers = json.dumps([drift.numbers(one) for one in kept]).encode()
+        theirs = json.loads(self.world.broadcast_bytes(numbers, leader, "sharing the rates"))
+        if self.world.rank != leader:
+            for mine, given in zip(kept, theirs, strict=True):
+                mine |= {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
+
+    def load(self, values: Sequence[torch.Tensor]) -> None:
+        """Overwrite the parameters, in place."""
+        torch._foreach_copy_(self.values, list(values))
+
+    def named(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return tensors, one for each parameter, by the parameters' names."""
+        return dict(zip(self.names, tensors, strict=True))
+
+    def copies(self) -> list[torch.Tensor]:
+        """Return copies of the parameters, contiguous."""
+        return [value.clone(memory_format=torch.contiguous_format) for value in self.values]
+
+
+def restore(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], what: str) -> None:
+    """Overwrite tensors, in place, by the saved ones of the same names.
+
+    Raises
+    ------
+    TensorError
+        Where names, shapes or dtypes are not the same; then nothing was changed.
+    """
+    if set(targets) != set(saved):
+        odd = sorted(set(targets) ^ set(saved))[0]
+        raise TensorError(f"{what}: {odd!r} is only in the {'model' if odd in targets else 'saved state'}")
+    for name, target in targets.items():
+        given = saved[name]
+        if given.shape != target.shape or given.dtype != target.dtype:
+            raise TensorError(
+                f"{what} of {name!r}: {given.dtype} {tuple(given.shape)} was saved, but the model needs "
+                f"{target.dtype} {tuple(target.shape)}"
+            )
+    for name, target in targets.items():
+        target.copy_(saved[name])

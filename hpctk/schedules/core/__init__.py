@@ -1,0 +1,1 @@
+"""What schedules are written in: plans, the registry, drawing."""

@@ -1,0 +1,130 @@
+"""All schedules by name. A new one is a file beside this one and an entry in `SCHEDULES`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpctk.errors import SettingError
+from hpctk.schedules import binomial, halving_doubling, hierarchical, recursive_doubling, ring, rotation
+from hpctk.schedules.core import split
+from hpctk.schedules.core.plan import KINDS, Plan
+
+Nodes = Sequence[Sequence[int]]
+Builder = Callable[[int, Nodes | None, int], Plan]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One line about a schedule, and how to build its plan for each kind of collective it knows."""
+
+    summary: str
+    builders: Mapping[str, Builder]
+    needs_nodes: bool = False
+
+
+def _by_size(make: Callable[[int], Plan]) -> Builder:
+    return lambda size, nodes, root: make(size)
+
+
+def _by_root(make: Callable[[int, int], Plan]) -> Builder:
+    return lambda size, nodes, root: make(size, root)
+
+
+def _by_nodes(make: Callable[[Nodes], Plan]) -> Builder:
+    def build(size: int, nodes: Nodes | None, root: int) -> Plan:
+        if nodes is None:
+            raise SettingError("nodes=None: this schedule needs the ranks of every node")
+        plan = make(nodes)
+        if plan.size != size:
+            raise SettingError(f"nodes have {plan.size} ranks in all, but size={size}")
+        return plan
+
+    return build
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "ring": Schedule(
+        "neighbours only, least volume; many rounds",
+        {
+            "allreduce": _by_size(ring.allreduce),
+            "reduce_scatter": _by_size(ring.reduce_scatter),
+            "allgather": _by_size(ring.allgather),
+        },
+    ),
+    "rotation": Schedule(
+        "every block straight to its owner, least volume; everyone talks to everyone",
+        {
+            "allreduce": _by_size(rotation.allreduce),
+            "reduce_scatter": _by_size(rotation.reduce_scatter),
+            "allgather": _by_size(rotation.allgather),
+        },
+    ),
+    "recursive_doubling": Schedule(
+        "whole tensors between partners, fewest rounds; for small tensors",
+        {
+            "allreduce": _by_size(recursive_doubling.allreduce),
+            "sparse_allreduce": _by_size(recursive_doubling.allreduce),
+        },
+    ),
+    "halving_doubling": Schedule(
+        "halves, quarters, ... between partners: little volume in few rounds",
+        {"allreduce": _by_size(halving_doubling.allreduce)},
+    ),
+    "binomial": Schedule(
+        "a tree to rank 0 and back; broadcast from any root",
+        {"broadcast": _by_root(binomial.broadcast), "allreduce": _by_size(binomial.allreduce)},
+    ),
+    "hierarchical": Schedule(
+        "shared memory inside nodes, parallel rings between them",
+        {"allreduce": _by_nodes(hierarchical.allreduce)},
+        needs_nodes=True,
+    ),
+    "allgather": Schedule(
+        "everyone's sparse list round a ring, summed by everyone; for few ranks",
+        {"sparse_allreduce": _by_size(ring.allgather)},
+    ),
+    "split": Schedule(
+        "each rank sums one range of indices, balanced by load; then round a ring",
+        {"sparse_allreduce": _by_size(split.allreduce)},
+    ),
+}
+
+
+def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: int = 0) -> Plan:
+    """Build a plan by the name of its schedule.
+
+    Parameters
+    ----------
+    name : str
+        A key of `SCHEDULES`.
+    kind : str
+        What to do: one of `KINDS`. A "sparse_allreduce" is an all-reduce, or an all-gather that all ranks sum up.
+    size : int
+        Number of ranks.
+    nodes : sequence of sequences of int, optional
+        The ranks of every node, for schedules that use them; the others ignore it.
+    root : int
+        Where a broadcast starts; the other kinds ignore it.
+
+    Raises
+    ------
+    SettingError
+        For an unknown name, or a kind that this schedule does not know; the text lists the known ones.
+    """
+    if name not in SCHEDULES:
+        known = ", ".join(names(kind, with_nodes=True)) if kind in KINDS else ", ".join(SCHEDULES)
+        raise SettingError(
+            f"schedule={name!r}: known are {known}; where one may choose also auto, and for all-reduce mpi, "
+            "or torch on a process group of torch.distributed"
+        )
+    builders = SCHEDULES[name].builders
+    if kind not in builders:
+        raise SettingError(f"kind={kind!r}: schedule {name!r} knows {', '.join(builders)}")
+    return builders[kind](size, nodes, root)
+
+
+def names(kind: str, *, with_nodes: bool = False) -> list[str]:
+    """Return the schedules that know `kind`; those that need nodes only if there are any."""
+    if kind not in KINDS:
+        raise SettingError(f"kind={kind!r}: allowed are {', '.join(KINDS)}")
+    known = (item for item in SCHEDULES.items() if kind in item[1].builders)
+    return [name for name, schedule in known if with_nodes or not schedule.needs_nodes]

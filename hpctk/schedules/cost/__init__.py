@@ -1,0 +1,1 @@
+"""What a plan costs: volume, rounds, and seconds on a machine."""

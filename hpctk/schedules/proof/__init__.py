@@ -1,0 +1,1 @@
+"""The checker: replays a plan on all ranks at once, and proves it."""

@@ -1,0 +1,1 @@
+"""Hot: a call becomes a row of this rank's HDF5 file."""

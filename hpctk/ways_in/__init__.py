@@ -1,0 +1,1 @@
+"""What all ways into hpctk share: the handshake, buckets, counting, GradScalers."""

@@ -1,0 +1,72 @@
+"""What all ways in have in common once a method is at work: its ranks, its statistics, what this rank alone knows."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from functools import cache
+from typing import Any
+
+from hpctk.comm.world import World
+from hpctk.methods.core.method import Run
+from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.resharding import Earlier
+from hpctk.ways_in.tally import Stats, Tally
+
+log = logging.getLogger("hpctk")
+
+
+def note_one_rank(world: World) -> None:
+    """Say, once in a process, where a rank is alone that nothing is exchanged."""
+    if world.size == 1:
+        _say_alone()
+
+
+@cache
+def _say_alone() -> None:
+    log.warning(
+        "hpctk: one rank, so there is nothing to exchange. Start more with `mpirun -n 4 python -m mpi4py train.py`, "
+        "under torch.distributed with `torchrun --nproc-per-node 4 train.py`."
+    )
+
+
+class Participant:
+    """A rank's part in a method, as checkpoints and statistics see it."""
+
+    _replica: Replica
+    _tally: Tally
+    _run: Run
+
+    @property
+    def world(self) -> World:
+        """The ranks that train together."""
+        return self._replica.world
+
+    @property
+    def stats(self) -> Stats:
+        """What was done on this rank so far."""
+        return self._tally.stats(self._run.counts.copy())
+
+    def load_stats(self, stats: Stats) -> None:
+        """Go on counting from what an earlier run had counted on this rank."""
+        self._tally.load(stats)
+        self._run.counts = Counter(stats.counts)
+
+    def close_stats(self) -> None:
+        """Close this rank's statistics file, if there is one. Local; done at exit otherwise."""
+        self._tally.close()
+
+    def begin(self) -> None:
+        """Do nothing: the method was begun when this was made. For checkpoints."""
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return what this rank alone knows, such as residuals, by parameter names; not copies."""
+        return self._run.local_state()
+
+    def load_local_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state_dict` returned on this rank, by this way in or another."""
+        self._run.load_local_state(state)
+
+    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
+        """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
+        return self._run.resized_state(earlier)
