@@ -1,7 +1,7 @@
 """What reading the statistics of many ranks costs: seconds and memory of merging, loading and reporting.
 
 Start it with `./launch/bench stats`; it is a single process without MPI. The ranks never were: their files are made
-here (tests/stats_files.py). Each contender runs in a process of its own, whose peak memory the system tells.
+here (tests/support/stats_files.py). Each contender runs in a process of its own, whose peak memory the system tells.
 
 - `merge:view`, `merge:copy`: `hpctk merge` with virtual datasets, and with the rows themselves;
 - `load`: `hpctk.stats.load` with all tables but calls;
@@ -24,7 +24,7 @@ import _rig
 from hpctk.cli import COMMANDS
 from hpctk.cli.core.table import bytes_text, seconds_text, table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from stats_files import write_many
 
 #: What must not be exceeded with a thousand ranks.

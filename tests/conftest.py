@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 #: A test that loses a rank ends by hpctk's own deadline, well before the verdict's.
 os.environ.setdefault("HPCTK_TIMEOUT_S", "20")

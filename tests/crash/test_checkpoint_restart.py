@@ -9,7 +9,7 @@ from interrupted import Running, digests
 from jobs import ROOT, run_ranks
 from small_disk import mounted
 
-PATHS = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+PATHS = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
 
 #: All methods, one after the other: the whole way, or its first half, or its second.
 HALVES = """

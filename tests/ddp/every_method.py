@@ -18,7 +18,7 @@ class NoMpi:
 
 # Before anything else is imported, hence the order below.
 sys.meta_path.insert(0, NoMpi())
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import torch.distributed as dist  # noqa: E402  after the block above, as all below
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402

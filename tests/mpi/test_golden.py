@@ -1,7 +1,7 @@
-"""Every method comes to the bits that are recorded in tests/golden, by MPI and by torch.distributed.
+"""Every method comes to the bits that are recorded in tests/support/golden, by MPI and by torch.distributed.
 
-A failure here means that training comes to something else than before. See tests/golden/__init__.py for when, and only
-when, digests are recorded anew.
+A failure here means that training comes to something else than before. See support/golden/__init__.py for when, and
+only when, digests are recorded anew.
 """
 
 import pytest

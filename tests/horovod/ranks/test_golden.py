@@ -1,6 +1,6 @@
-"""Every method comes to the bits that are recorded in tests/golden, by both ways under Horovod.
+"""Every method comes to the bits that are recorded in tests/support/golden, by both ways under Horovod.
 
-See tests/golden/__init__.py for when, and only when, digests are recorded anew.
+See tests/support/golden/__init__.py for when, and only when, digests are recorded anew.
 """
 
 import pytest

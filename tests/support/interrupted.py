@@ -52,7 +52,7 @@ class Running:
         for rank in (0, 1):
             self._pid(rank).unlink(missing_ok=True)
         words = [str(script), str(folder), str(steps), method, str(every), str(pause_s)]
-        paths = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
+        paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support'}"
         self.process = subprocess.Popen(
             mpirun(2, sys.executable, "-m", "mpi4py", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", stdin=subprocess.DEVNULL, start_new_session=True,

@@ -1,6 +1,6 @@
 """Write the digests of all cases at this number of ranks into digests.json.
 
-    ./launch/mpirun -n 2 python -m mpi4py tests/golden/record.py [--ways mpi torch ddp horovod compression]
+    ./launch/mpirun -n 2 python -m mpi4py tests/support/golden/record.py [--ways mpi torch ddp horovod compression]
                                                                  [--cases "SAEF*"] [--compare]
 
 Says which entries have changed. Golden digests are recorded anew only for new cases, and where a commit says that,

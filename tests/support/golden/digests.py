@@ -158,13 +158,13 @@ def check(way: str, case: Case, seen: Seen, comm: Any) -> None:
     kept = read().get(str(comm.size), {}).get(way, {"machine": "", "cases": {}})
     what = f"{case.name!r} by {way} at {comm.size} ranks"
     assert case.name in kept["cases"], (
-        f"{what} is not recorded: run tests/golden/record.py at {comm.size} ranks"
+        f"{what} is not recorded: run tests/support/golden/record.py at {comm.size} ranks"
     )
     recorded = kept["cases"][case.name]
     differs = difference(recorded, found, same_machine=machine() == kept["machine"], dtype=case.dtype)
     assert not differs, (
         f"{what} has come to something else than is recorded: {differs}.\n  recorded {recorded}\n  found    {found}\n"
-        "If the same numbers are now added in another order on purpose, the commit must say so; see tests/golden."
+        "If the same numbers are now added in another order on purpose, the commit must say so; see support/golden."
     )
 
 

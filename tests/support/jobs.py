@@ -18,7 +18,7 @@ from hpctk.launch.facts import Facts
 from hpctk.launch.kinds import kind_of
 from hpctk.launch.mpirun import mpirun_line
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LAUNCHERS = (
     "OMPI_",
     "PMI_",

@@ -8,7 +8,7 @@ import pytest
 from hpctk.stats import merged_format
 from hpctk.telemetry import schema
 
-PAGE = (Path(__file__).parents[2] / "docs" / "hdf5-format.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "hdf5-format.md").read_text()
 KINDS = {"<i8": "int64", "<f8": "float64"}
 
 

@@ -1,4 +1,4 @@
-"""What the golden job scripts in tests/unit/golden were made from; `python tests/unit/slurm_cases.py` makes them anew.
+"""What the job scripts in golden_job_scripts/ were made from; `python tests/support/slurm_cases.py` makes them anew.
 
 Look at the difference before it is committed: it is what users get.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "golden_job_scripts"
 
 CASES = {
     "mpi": [

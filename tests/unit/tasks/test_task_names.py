@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from heavy_imports import BLOCKER, INSPECTION
 from jobs import clean_environment
-from test_import import BLOCKER, INSPECTION
 
 from hpctk.cli import launcher
 from hpctk.compressors import by_name

@@ -5,7 +5,7 @@
     ways.py         the five ways in, and the training loop
     digests.py      what is kept of a training, and digests.json, where it is kept
     record.py       writes digests.json anew:
-                    ./launch/mpirun -n 2 python -m mpi4py tests/golden/record.py
+                    ./launch/mpirun -n 2 python -m mpi4py tests/support/golden/record.py
 
 Only hpctk's public names are used here: moving a module changes nothing in these files.
 
