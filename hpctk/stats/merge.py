@@ -22,8 +22,9 @@ from hpctk.errors import HpctkError
 from hpctk.stats import merged_datasets as datasets
 from hpctk.stats import merged_format
 from hpctk.stats.merged_format import CHUNK_ROWS, JOINED, RANK, RANKS, RECORDING, ROW
-from hpctk.stats.read import FILE, RankStats, RecordingStats, RunStats
+from hpctk.stats.read import RankStats, RecordingStats, RunStats
 from hpctk.telemetry import schema
+from hpctk.telemetry.names import FILE
 from hpctk.telemetry.rank_file import describe, put_attributes, stored
 from hpctk.telemetry.schema import Column, TableFormat
 

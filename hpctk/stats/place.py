@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from hpctk.errors import HpctkError
-
-#: The folder of statistics in the folder of a run.
-STATS = "stats"
+from hpctk.telemetry.names import STATS
 
 
 def statistics_of(path: Path) -> Path:

@@ -12,7 +12,6 @@ spoil the rest: its rank is missing, and why.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,24 +23,11 @@ import numpy as np
 from hpctk.errors import HpctkError
 from hpctk.stats import merged_format
 from hpctk.telemetry import schema
+from hpctk.telemetry.names import FILE, FOLDER, file_name, folder_name
 from hpctk.telemetry.schema import Table
 
-#: The name of a rank's file.
-FILE = re.compile(r"rank-(\d{5,9})\.h5")
-#: The name of a recording's folder.
-FOLDER = re.compile(r"\d{3,9}")
 #: The name of the file that `hpctk merge` makes, unless it is told another.
 MERGED = "merged.h5"
-
-
-def file_name(rank: int) -> str:
-    """Return the name of a rank's file."""
-    return f"rank-{rank:05d}.h5"
-
-
-def folder_name(recording: int) -> str:
-    """Return the name of a recording's folder."""
-    return f"{recording:03d}"
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,14 @@ import torch
 from hpctk.collectives.engine.engine import counted, engine_of
 from hpctk.collectives.tuning.clocks import clock_offset
 from hpctk.comm import environment
-from hpctk.errors import HpctkError, SettingError
+from hpctk.errors import SettingError
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica
-from hpctk.stats.read import FOLDER, file_name, read_rank
-from hpctk.telemetry import metadata
+from hpctk.telemetry.names import FOLDER, file_name, run_id
 from hpctk.telemetry.recorder import Counter
 from hpctk.telemetry.settings import StatsSettings
 from hpctk.telemetry.span import dense_sent
+from hpctk.ways_in import metadata
 
 if TYPE_CHECKING:
     from hpctk.telemetry.recording import Recording
@@ -193,11 +193,11 @@ def _new_folder(run: Path) -> dict[str, Any]:
         began_s = time.perf_counter()
     except OSError as error:
         return {"error": str(error)}
-    run_id = uuid.uuid4().hex
+    same_run = uuid.uuid4().hex
     if earlier:
-        with suppress(HpctkError, OSError, KeyError):
-            run_id = str(read_rank(earlier[-1] / file_name(0)).attributes["run_id"])
-    return {"number": number, "run_id": run_id, "began_s": began_s}
+        with suppress(OSError, KeyError):
+            same_run = run_id(earlier[-1] / file_name(0))
+    return {"number": number, "run_id": same_run, "began_s": began_s}
 
 
 def _made(folder: Path) -> bool:

@@ -7,8 +7,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from hpctk.stats.read import file_name
 from hpctk.telemetry import schema
+from hpctk.telemetry.names import file_name
 from hpctk.telemetry.rank_file import RankFile
 
 SEGMENT = 61440

@@ -1,12 +1,15 @@
 """`import hpctk` and the command's help stay light: nothing heavy is imported and no MPI starts."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from heavy_imports import BLOCKER, INSPECTION
 from jobs import clean_environment
 
+import hpctk
 from hpctk import __version__
 
 
@@ -71,3 +74,22 @@ def test_training_without_statistics_needs_no_h5py():
         [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, timeout=60
     )
     assert ended.stdout == "trained\n", ended.stderr
+
+
+def test_torch_distributed_is_imported_where_its_worlds_are_made():
+    """import-linter sees torch as one package, so this is asked here."""
+    package = Path(hpctk.__file__).parent
+    allowed = (package / "comm" / "torch", package / "ddp")
+    for module in package.rglob("*.py"):
+        if any(folder in module.parents for folder in allowed):
+            continue
+        for node in ast.walk(ast.parse(module.read_text())):
+            named = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            hidden = (
+                isinstance(node, ast.ImportFrom) and node.module == "torch.distributed" and node.col_offset
+            )
+            # Only a type checker reads an import inside `if TYPE_CHECKING:` of the module that chooses the world.
+            if hidden and module == package / "comm" / "world.py":
+                continue
+            assert not any(name.startswith("torch.distributed") for name in named), f"{module}: {named}"

@@ -12,12 +12,13 @@ import numpy as np
 
 from hpctk.errors import HpctkError
 from hpctk.stats import metrics
-from hpctk.stats.read import RankStats, RecordingStats, RunStats, file_name
+from hpctk.stats.read import RankStats, RecordingStats, RunStats
 from hpctk.stats.report import curve
 from hpctk.stats.report.calls import SUMS, Calls
 from hpctk.stats.report.matrix import Matrix
 from hpctk.stats.report.numbers import printable
 from hpctk.telemetry import schema
+from hpctk.telemetry.names import file_name
 
 #: Amounts of each rank: of its steps, then of its calls.
 _STEPS = ("steps", "steps_s", "exposed_s", "flushed_s", "events_dropped", "steps_dropped")

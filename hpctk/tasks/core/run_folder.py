@@ -20,9 +20,9 @@ from typing import Any
 
 from hpctk.checkpoint.rank_file import beside
 from hpctk.errors import HpctkError, SettingError
-from hpctk.stats.place import STATS
 from hpctk.tasks.core import settings as told
 from hpctk.tasks.core.settings import Settings
+from hpctk.telemetry.names import STATS
 
 SETTINGS, RESULT, CHECKPOINTS = told.SAVED, "result.json", "checkpoints"
 

@@ -9,11 +9,12 @@ import pytest
 
 from hpctk.errors import SettingError
 from hpctk.stats.read import read_rank
-from hpctk.telemetry import metadata, schema
+from hpctk.telemetry import schema
 from hpctk.telemetry import summary as summary_module
 from hpctk.telemetry.recorder import Call
 from hpctk.telemetry.recording import BUFFER_ROWS, Recording
 from hpctk.telemetry.settings import StatsSettings
+from hpctk.ways_in import metadata
 
 
 def make(tmp_path, size=3, **settings):
