@@ -7,7 +7,9 @@ with the memory of what was not sent: Stich, Cordonnier, Jaggi, "Sparsified SGD 
     C(z)_i = z_i for the k largest |z_i|, else 0;    of equal magnitudes the lowest indices
 
 What travels: k = max(1, floor(density * n + 1e-9)) values in the tensor's dtype and their indices, as
-`sparse` writes them. The same k values are taken out of the residual, so nothing is lost or rounded.
+`sparse` writes them. The same k values are taken out of the residual, so nothing is lost or rounded. They
+arrive in bursts all the same, whose size an Adam after them divides away: there compress updates (SAEF), not gradients
+(Mean); docs/methods.md, "Mean with TopK under Adam".
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ leaves behind is added to the next gradient (Seide et al., "1-Bit Stochastic Gra
     clip        the rate of a group becomes lr * min(1, R / (1e-10 + ||mean g||)), R = clip / lr at the start:
                 "naive parallel clipping", CELGC's baseline
     unit_norm   mean_i(g_i / ||g_i||) * mean_i ||g_i||: AdaCons's control
+
+What feedback brings later is not lost where the base optimizer's step is linear in the gradient, as SGD's is. Adam
+divides by the size of what arrives, clipping after the exchange by its norm: with TopK training then is as slow as
+with a fraction of the rate. See "Mean with TopK under Adam" in docs/methods.md.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ class Mean(Method):
     Attributes
     ----------
     compressor : Compressor, optional
-        How gradients are written down; dense where not given.
+        How gradients are written down; dense where not given. With TopK under Adam, or where gradients are clipped
+        after the exchange, begin dense, raise the rate, or take SAEF: docs/methods.md has figures.
     feedback : bool
         Whether what the compressor left behind is added to the next gradient.
     clip : float, optional

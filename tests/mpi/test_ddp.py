@@ -129,6 +129,48 @@ def test_accumulation_under_no_sync(world, process_group, name):
     assert_alike(model, other)
 
 
+def cycled(model, steps):
+    """Return AdamW whose rate and betas go through one cycle, and the scheduler."""
+    base = torch.optim.AdamW(model.parameters(), lr=0.02)
+    return base, torch.optim.lr_scheduler.OneCycleLR(base, max_lr=0.02, total_steps=steps)
+
+
+@pytest.mark.parametrize("dense_steps", [0, 3], ids=["from the start", "after a dense start"])
+def test_top_k_under_adamw_a_cycle_and_clipping(world, process_group, dense_steps):
+    """Error feedback as plain torch does it for all ranks in this process; a dense start by wrapping the model anew."""
+    steps, model, other = 10, net(), net()
+    base, scheduler = cycled(model, steps)
+    wrapped = DistributedDataParallel(model, process_group=process_group)
+    for t in range(steps):
+        if t == dense_steps:
+            wrapped, _ = wrap(model, process_group, hpctk.Mean(hpctk.TopK(0.3)))
+        base.zero_grad()
+        loss_of(wrapped, world.rank, t).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        base.step()
+        scheduler.step()
+
+    base, scheduler = cycled(other, steps)
+    residuals = [[torch.zeros_like(p) for p in other.parameters()] for _ in range(world.size)]
+    for t in range(steps):
+        sums = [torch.zeros_like(p) for p in other.parameters()]
+        for rank, kept in enumerate(residuals):
+            other.zero_grad()
+            loss_of(other, rank, t).backward()
+            for total, residual, p in zip(sums, kept, other.parameters(), strict=True):
+                residual += p.grad
+                k = residual.numel() if t < dense_steps else max(1, int(0.3 * residual.numel()))
+                chosen = residual.abs().flatten().topk(k).indices
+                total.view(-1)[chosen] += residual.view(-1)[chosen]
+                residual.view(-1)[chosen] = 0
+        for total, p in zip(sums, other.parameters(), strict=True):
+            p.grad = total / world.size
+        torch.nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+        base.step()
+        scheduler.step()
+    assert_alike(model, other)
+
+
 @pytest.mark.parametrize("name", ["Mean", "Mean of TopK"])
 def test_channels_last(world, process_group, name):
     def make():
