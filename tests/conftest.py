@@ -88,6 +88,18 @@ def pytest_configure(config):
         config.pluginmanager.unregister(name="terminalreporter")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Add the reasons of skips to the file that launch/test shows at its end."""
+    path = os.environ.get("HPCTK_SKIPS")
+    if path:
+        reasons = [
+            report.longrepr[2].removeprefix("Skipped: ")
+            for report in terminalreporter.stats.get("skipped", [])
+        ]
+        with open(path, "a") as file:
+            file.writelines(f"{' '.join(reason.split())}\n" for reason in reasons)
+
+
 @pytest.fixture
 def comm():
     """COMM_WORLD, for MPI tests."""

@@ -13,7 +13,12 @@ from jobs import ROOT, clean_environment, mpi_kind, run
 BIN = Path(sys.executable).parent
 KIND = mpi_kind(str(BIN / "mpirun"))
 HAS_HOROVOD = (BIN / "horovodrun").exists()
-needs_horovod = pytest.mark.skipif(not HAS_HOROVOD, reason="Horovod is optional, and not in this environment")
+needs_horovod = pytest.mark.skipif(
+    not HAS_HOROVOD,
+    reason="Horovod is built for Open MPI here"
+    if KIND == "mpich"
+    else "not installed: Horovod (./launch/setup --with-horovod)",
+)
 
 #: One write per rank, so that no line is torn.
 TELL = """

@@ -60,7 +60,7 @@ def accuracy(output):
 @pytest.mark.parametrize("kind", ["ddp", "horovod"])
 def test_other_ways_in(slurm, tmp_path, kind):
     if kind == "horovod" and importlib.util.find_spec("horovod") is None:
-        pytest.skip("Horovod is not installed (./launch/setup --with-horovod)")
+        pytest.skip("not installed: Horovod (./launch/setup --with-horovod)")
     script = f"train_{kind}.py"
     shutil.copy(ROOT / "examples" / script, tmp_path)
     words = [script, "--epochs", "40"]

@@ -15,7 +15,7 @@ from slurm_jobs import SIZE, digest, training
 
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None,
-    reason="Horovod is not installed (./launch/setup --with-horovod)",
+    reason="not installed: Horovod (./launch/setup --with-horovod)",
 )
 
 

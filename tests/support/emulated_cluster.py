@@ -15,7 +15,7 @@ TIMEOUT_S = 60
 if os.geteuid() != 0:
     reason = "an emulated cluster needs root"
 elif not shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin"):
-    reason = "an emulated cluster needs iproute2: apt-get install iproute2"
+    reason = "not installed: iproute2, for an emulated cluster (apt-get install iproute2)"
 else:
     reason = ""
 needs_cluster = pytest.mark.skipif(bool(reason), reason=reason)

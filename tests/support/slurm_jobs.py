@@ -29,7 +29,9 @@ def missing() -> str:
         tool for tool in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(tool, path=path)
     ]
     return (
-        f"no {', '.join(tools)} here: launch/test installs them where it may (root, apt-get)" if tools else ""
+        f"not installed: {', '.join(tools)} (launch/test does it where it may: root, apt-get)"
+        if tools
+        else ""
     )
 
 

@@ -95,7 +95,9 @@ def test_horovodruns_own_option_of_the_same_name(words, kind, rest):
 
 
 def test_which_options_take_values_as_horovod_itself_says(monkeypatch):
-    launch = pytest.importorskip("horovod.runner.launch", reason="Horovod is optional")
+    launch = pytest.importorskip(
+        "horovod.runner.launch", reason="not installed: Horovod (./launch/setup --with-horovod)"
+    )
     parsers = []
     make = argparse.ArgumentParser.parse_known_args
     monkeypatch.setattr(

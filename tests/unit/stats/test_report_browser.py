@@ -22,7 +22,7 @@ BROWSER = next(
     None,
 )
 pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no Chromium here: apt-get install chromium-headless-shell"
+    BROWSER is None, reason="not installed: Chromium (apt-get install chromium-headless-shell)"
 )
 
 #: What the browser found, written into the page: texts that lie upon each other or leave their drawing, and more.

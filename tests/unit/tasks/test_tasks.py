@@ -127,7 +127,7 @@ def test_files_that_do_not_fit_together(tmp_path, name, content, wanted):
 
 
 @pytest.mark.skipif(
-    not fashion.DEBIAN.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed"
+    not fashion.DEBIAN.is_dir(), reason="not installed: Fashion-MNIST (apt-get install dataset-fashion-mnist)"
 )
 def test_the_real_data():
     task = loaded(Fashion(FashionSettings()))
