@@ -48,6 +48,8 @@ def compressed_mean(
     compressor: Compressor,
     residuals: Residuals | None,
     schedule: str = "auto",
+    *,
+    checked: bool = False,
 ) -> None:
     """Replace tensors by the mean over all ranks of what the compressor carries of them.
 
@@ -63,6 +65,8 @@ def compressed_mean(
         What was not carried before is added first, what is not carried now is left there. None: forgotten.
     schedule : str
         Of dense all-reduces.
+    checked : bool
+        Whether all ranks know that `refuse_bad_sums` refuses nothing on any of them: then they need not ask each other.
     """
     spared = {name: tensor for name, tensor in tensors.items() if compressor.spares(name, tensor)}
     chosen = {name: tensor for name, tensor in tensors.items() if name not in spared}
@@ -70,6 +74,9 @@ def compressed_mean(
         dense_mean(here, spared, schedule)
     if not chosen:
         return
+    if not checked:
+        with here.shared_errors("compressing"):
+            refuse_bad_sums(chosen, residuals)
     with engine_of(here).span(
         label(chosen),
         type(compressor).__name__,
@@ -147,22 +154,16 @@ def refuse_bad_sums(tensors: Tensors, residuals: Residuals | None) -> None:
     ranks have taken would never be sent.
     """
     for name, tensor in tensors.items():
-        if residuals is None:
+        if residuals is None or name not in residuals:
             bad = finite.first_bad(tensor.reshape(-1))
         else:
             bad = finite.first_bad_sum(residuals.of(name, tensor).view(-1), tensor.reshape(-1))
         refuse(bad, tensor.numel(), name)
 
 
-def _check_sums(here: World, tensors: Tensors, residuals: Residuals | None) -> None:
-    with here.shared_errors("compressing"):
-        refuse_bad_sums(tensors, residuals)
-
-
 def _packets(
     here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None, span: Span
 ) -> dict[str, Packet]:
-    _check_sums(here, tensors, residuals)
     with span.compressing():
         if residuals is None:
             return {name: compressor.compress(tensor, name) for name, tensor in tensors.items()}
@@ -205,11 +206,10 @@ def _gathered(
 def _sparse(here: World, tensors: Tensors, compressor: TopK, residuals: Residuals | None, span: Span) -> None:
     edges = np.cumsum([0, *(tensor.numel() for tensor in tensors.values())])
     n = int(edges[-1])
-    _check_sums(here, tensors, residuals)
     with span.compressing():
         indices, values = selected(tensors, compressor, residuals, edges)
     keep = sum(compressor.k(tensor.numel()) for tensor in tensors.values()) if compressor.keep else None
-    found, total, dropped = reduce_pairs(here, indices, values, n, keep)
+    found, total, dropped = reduce_pairs(here, indices, values, n, keep, as_many=True)
     with span.decompressing():
         total /= here.size
         _write(tensors, edges, found, total)
@@ -266,7 +266,6 @@ def _own(
     schedule: str,
     span: Span,
 ) -> None:
-    _check_sums(here, tensors, residuals)
     inputs = {name: tensor.clone() for name, tensor in tensors.items()}
     if residuals is not None:
         kept = {name: residuals.of(name, tensor) for name, tensor in tensors.items()}

@@ -127,7 +127,14 @@ def sparse_allreduce(
 
 
 def reduce_pairs(
-    here: World, indices: Any, values: Any, n: int, keep: int | None = None, schedule: str = "auto"
+    here: World,
+    indices: Any,
+    values: Any,
+    n: int,
+    keep: int | None = None,
+    schedule: str = "auto",
+    *,
+    as_many: bool = False,
 ) -> tuple[Any, Any, Any]:
     """Return indices, values and what was dropped, of host arrays that all ranks know to belong together.
 
@@ -142,8 +149,12 @@ def reduce_pairs(
         Length of the vector.
     keep, schedule
         As in `sparse_allreduce`.
+    as_many : bool
+        Whether all ranks are known to give as many elements: then a schedule is chosen without asking them.
     """
     samples: Any = None
+    if schedule == "auto" and as_many:
+        schedule = _choose(here, n, len(indices), keep, values.itemsize)
     if schedule in ("auto", "split"):
         samples = gather_rows(here, balance.sample(indices))
     if schedule == "auto":

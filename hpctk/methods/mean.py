@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from hpctk.collectives.allreduce import start_in_place
-from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
+from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refuse_bad_sums
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.engine.handle import Handle
 from hpctk.comm import buffers
@@ -34,7 +34,7 @@ from hpctk.methods.core.clipping import Clipping, check_clip
 from hpctk.methods.core.gradient_step import BucketRun
 from hpctk.methods.core.method import Method, scaled_rates
 from hpctk.methods.core.norms import global_norm
-from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import Earlier, shares
 
 
@@ -87,6 +87,20 @@ class MeanRun(BucketRun):
         if self._compressor is not None:
             self._compressor.seat(replica.world.rank)
 
+    @property
+    def _kept(self) -> Residuals | None:
+        return self.residuals if self._settings.feedback else None
+
+    def prepare(self, gradients: Gradients) -> None:
+        """Raise TensorError where a gradient and its residual overflow."""
+        compressor = self._compressor
+        # With unit_norm what is compressed is known only once the norms are.
+        if compressor is None or self._settings.unit_norm:
+            return
+        named = zip(self.replica.names, gradients, strict=True)
+        held = {name: tensor for name, tensor in named if tensor is not None}
+        refuse_bad_sums({n: x for n, x in held.items() if not compressor.spares(n, x)}, self._kept)
+
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their mean. Collective over the communicator. In place."""
         here, compressor = self.replica.world, self._compressor
@@ -94,8 +108,8 @@ class MeanRun(BucketRun):
         if compressor is None:
             dense_mean(here, gradients, self.replica.schedule, "gradients")
         else:
-            kept = self.residuals if self._settings.feedback else None
-            compressed_mean(here, gradients, compressor, kept, self.replica.schedule)
+            checked = not self._settings.unit_norm
+            compressed_mean(here, gradients, compressor, self._kept, self.replica.schedule, checked=checked)
         if norms is not None:
             torch._foreach_mul_(list(gradients.values()), float(norms.mean()))
 

@@ -29,4 +29,5 @@ def run_id(path: Path) -> str:
     import h5py
 
     with h5py.File(path, "r", locking=False) as file:
-        return str(file.attrs["run_id"])
+        text = file.attrs["run_id"]
+        return text.decode() if isinstance(text, bytes) else str(text)

@@ -43,6 +43,9 @@ class Residuals:
         """Return `compressor.feed` of a tensor and its residual, which is changed in place."""
         return compressor.feed(tensor, self.of(name, tensor), name)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
+
     def names(self) -> list[str]:
         """Return the names of all parameters that have a residual, in the order they came."""
         return list(self._kept)

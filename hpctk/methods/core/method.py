@@ -123,7 +123,15 @@ class Run(ABC):
         self, *, active: bool = True, gradients: Callable[[], Gradients] | None = None
     ) -> StepStatus:
         """Learn what all ranks have: gradients, bad ones, data. Collective over the communicator."""
-        return self.replica.exchange_status(self.shared_state, active=active, gradients=gradients)
+        return self.replica.exchange_status(
+            self.shared_state, self.prepare, active=active, gradients=gradients
+        )
+
+    def prepare(self, gradients: Gradients) -> None:  # noqa: B027 - most methods have nothing to do here
+        """Raise HpctkError where this rank cannot make the step, on gradients that are finite; nothing by default.
+
+        Before the ranks open the step, which tells all of them. Changes nothing that lasts.
+        """
 
     def skip_or_raise(self, status: StepStatus) -> bool:
         """Return whether all ranks skip this step because a gradient is bad; raise where that was asked for."""

@@ -143,7 +143,12 @@ class Replica:
         return None
 
     def exchange_status(
-        self, shared: Shared, *, active: bool = True, gradients: Callable[[], Gradients] | None = None
+        self,
+        shared: Shared,
+        prepare: Callable[[Gradients], None],
+        *,
+        active: bool = True,
+        gradients: Callable[[], Gradients] | None = None,
     ) -> StepStatus:
         """Learn what all ranks have: gradients, bad ones, data. Changes nothing.
 
@@ -154,6 +159,8 @@ class Replica:
         ----------
         shared : callable
             Returns what all ranks hold alike, by name.
+        prepare : callable
+            Raises HpctkError where this rank cannot make the step with these gradients.
         active : bool
             Whether this rank has data.
         gradients : callable, optional
@@ -162,7 +169,10 @@ class Replica:
 
         def find() -> LocalStatus:
             held = self.gradients() if gradients is None else gradients()
-            return LocalStatus([gradient is not None for gradient in held], self.first_bad(held), active)
+            bad = self.first_bad(held)
+            if bad is None:
+                prepare(held)
+            return LocalStatus([gradient is not None for gradient in held], bad, active)
 
         status = self.status.exchange(prepared(find), self.groups, shared)
         if status.active:
