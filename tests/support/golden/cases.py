@@ -376,9 +376,11 @@ def event_cases() -> list[Case]:
             Case(f"{name}, {uneven}", method, OWN if first else MPI, why, closure=closure, uneven=uneven),
             Case(f"{name}, skipping", method, ways, why, steps=5, closure=closure, skips=True),
             Case(f"{name}, some unused", method, ways, why, closure=closure, uses_all=False),
-            # What DDP, and what Horovod's optimizer, leave to its user, too.
-            Case(f"{name}, resumed", method, able if "TopK" in name else ways, why, closure=closure, resumes="by all"),
-        ]  # fmt: skip
+        ]
+        # In the middle of a period, where there are any. TopK by all: its residuals are in nobody's state_dict().
+        some = able if "TopK" in name else ways
+        resumed = {"closure": closure, "steps": 6, "resumes": "by all"}
+        found.append(Case(f"{name}, resumed", method, some, why, **resumed))
         if first:
             found.append(Case(f"{name}, {none}", method, MPI, why, closure=closure, uneven=none))
         if first and not closure:
@@ -390,9 +392,24 @@ def event_cases() -> list[Case]:
             ]
     for name in ("RandomK", "Sign", "QSGD"):
         found.append(Case(f"Mean {name}, resumed", hpctk.Mean(COMPRESSORS[name]), MPI, resumes="by all"))
-    served = hpctk.SAEF(hpctk.QSGD(4), hpctk.TopK(0.3))
+    served = hpctk.SAEF(hpctk.RandomK(0.3), hpctk.QSGD(6, bucket=8))
+    probing = hpctk.MGRAWA(2, prox=0.125, ema=0.5, norms="probe", probe=PROBE)
+    skipping = {"steps": 6, "skips": True, "resumes": "by all"}
     return [
         *found,
+        # Saved when the others have not heard of a bad gradient yet.
+        Case("LocalSGD, skipping, resumed", MODEL_METHODS["LocalSGD"], MPI, **skipping),
+        Case("MGRAWA, skipping, resumed", MODEL_METHODS["MGRAWA"], MPI, **skipping),
+        Case("MGRAWA probing, resumed", probing, MPI, resumes="by all"),
+        # Saved by ranks that have been silent for as long as they may.
+        Case(
+            "SASG silent, resumed",
+            hpctk.SASG(0.3, 1e9, 2, warmup=1),
+            MPI,
+            steps=6,
+            closure=True,
+            resumes="by all",
+        ),
         Case("SASG mean, resumed by one", SASG_MEAN, MPI, closure=True, resumes="by one"),
         Case("Mean summed", hpctk.Mean(), ("compression",), stock="sum"),
         Case("Mean TopK summed", hpctk.Mean(hpctk.TopK(0.3)), ("compression",), stock="sum"),
@@ -400,8 +417,7 @@ def event_cases() -> list[Case]:
         Case("AdaCons unattached", hpctk.AdaCons(0.75), ("compression",), BLAS, stock="unattached"),
         Case("Mean under DDP's join", hpctk.Mean(), ("ddp",), uneven="more on higher ranks"),
         Case("Mean clip, resumed", hpctk.Mean(clip=0.25), ATTACHED, FUSED, falling=True, resumes="by all"),
-        Case("MGRAWA in a period, resumed", MODEL_METHODS["MGRAWA"], ATTACHED, steps=5, resumes="by all"),
-        Case("SAEF QSGD, server TopK, resumed", served, MPI, resumes="by all"),
+        Case("SAEF RandomK, server QSGD, resumed", served, MPI, resumes="by all"),
         Case(
             "SAEF TopK Adam, resumed", hpctk.SAEF(hpctk.TopK(0.3)), MPI, FUSED, base="adam", resumes="by all"
         ),

@@ -74,15 +74,17 @@ class Model(torch.nn.Module):
     dtype : torch.dtype
     start : str
         Another model for another text.
+    rate : float
+        The learning rate that its optimizer begins with.
     uses_all : bool
         Whether the gradient of every parameter is there in every step.
     bad_steps : sequence of int
         When the last rank has an infinite gradient.
     """
 
-    def __init__(self, rank, size, shapes, dtype, *, start="start", uses_all=True, bad_steps=()):
+    def __init__(self, rank, size, shapes, dtype, *, start="start", rate=LR, uses_all=True, bad_steps=()):
         super().__init__()
-        self.rank, self.size, self.uses_all, self.bad_steps = rank, size, uses_all, bad_steps
+        self.rank, self.size, self.rate, self.uses_all, self.bad_steps = rank, size, rate, uses_all, bad_steps
         for name, shape in shapes.items():
             value = known(f"{start} {name}", shape, dtype).clone()
             if len(shape) == 4:
@@ -102,7 +104,8 @@ class Model(torch.nn.Module):
         return Given.apply(gradients, *used.values())
 
     def _used(self, name: str, t: int) -> bool:
-        return self.uses_all or name != "vector" or (self.rank + t) % 3 > 0
+        # In step 2 on no rank, else on most.
+        return self.uses_all or name != "vector" or (t != 2 and (self.rank + t) % 3 > 0)
 
     def _known(self, name: str, like: torch.Tensor, t: int | str) -> torch.Tensor:
         return known(f"{name} {self.rank} {t}", tuple(like.shape), like.dtype)
@@ -134,21 +137,21 @@ PROBE = Probe()
 
 def sgd(model: Model) -> torch.optim.Optimizer:
     """Return an optimizer that remembers and decays: what it sees of a parameter leaves a trace."""
-    return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    return torch.optim.SGD(model.parameters(), lr=model.rate, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
 
 
 def two_groups(model: Model) -> torch.optim.Optimizer:
     """Return an optimizer with another rate for matrices."""
     flat = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    groups = [{"params": flat}, {"params": matrices, "lr": LR / 2}]
+    groups = [{"params": flat}, {"params": matrices, "lr": model.rate / 2}]
     # Nesterov's momentum is a factor of what is added.
-    return torch.optim.SGD(groups, lr=LR, momentum=0.5, nesterov=True)
+    return torch.optim.SGD(groups, lr=model.rate, momentum=0.5, nesterov=True)
 
 
 def adam(model: Model) -> torch.optim.Optimizer:
     """Return Adam, whose state has numbers beside tensors."""
-    return torch.optim.Adam(model.parameters(), lr=2.0**-5)
+    return torch.optim.Adam(model.parameters(), lr=model.rate / 2)
 
 
 BASES = {"sgd": sgd, "two groups": two_groups, "adam": adam}

@@ -20,12 +20,12 @@ from torch.nn.parallel import DistributedDataParallel
 import hpctk
 from golden.cases import UNEVEN, Case
 from golden.digests import Seen
-from golden.problem import BASES, MODELS, PROBE, Model
+from golden.problem import BASES, LR, MODELS, PROBE, Model
 
 
 def bad_steps(size: int) -> tuple[int, ...]:
     """Return the steps with bad gradients: one right before a round, where another rank can go on without."""
-    return (1, 4) if size > 1 else (2, 4)
+    return (1, 2, 4) if size > 1 else (2, 4)
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,20 @@ def _train(way: str, case: Case, place: Place) -> Seen:
     return seen
 
 
-def _job(make: Callable[[Case, Model, Place], Job], case: Case, place: Place, start: str = "start") -> Job:
+def _job(
+    make: Callable[[Case, Model, Place], Job],
+    case: Case,
+    place: Place,
+    start: str = "start",
+    rate: float = LR,
+) -> Job:
     model = PROBE.model = Model(
         place.rank,
         place.size,
         MODELS[case.model],
         getattr(torch, case.dtype),
         start=start,
+        rate=rate,
         uses_all=case.uses_all,
         bad_steps=bad_steps(place.size) if case.skips else (),
     )
@@ -246,7 +253,7 @@ def _resumed(way: str, case: Case, place: Place, job: Job | None, scheduler: Any
         hpctk.save_checkpoint(home, job.participant, job.model, **extra)
     # Under Horovod ranks must begin alike; elsewhere all that counts must come from the checkpoint.
     start = "start" if way == "compression" else "elsewhere"
-    other = _job(alone if case.resumes == "by one" else WAYS[way], case, place, start)
+    other = _job(alone if case.resumes == "by one" else WAYS[way], case, place, start, LR / 4)
     other_scheduler = _scheduler(case, other)
     kept = hpctk.load_checkpoint(home, other.participant, other.model)
     if not other.own:
