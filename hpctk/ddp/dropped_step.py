@@ -66,7 +66,7 @@ class DroppedStep:
             self._inside = False
 
     def _steps_ours(self, optimizer: torch.optim.Optimizer) -> bool:
-        return any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"][:1])
+        return any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"])
 
 
 def _call(dropped: ref[DroppedStep], hook: Any, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
