@@ -19,7 +19,7 @@ import torch
 from hpctk.checkpoint import training, tree
 from hpctk.checkpoint.training import Trainer
 from hpctk.methods.core import random_state
-from hpctk.methods.core.resharding import shares
+from hpctk.methods.core.resharding import reshard
 from hpctk.ways_in.tally import Stats
 
 #: Opens the file of an earlier rank.
@@ -85,7 +85,7 @@ def _model(whole: EarlierRanks, parameters: dict[str, Any], kind: str) -> dict[s
         # Without a pass over all files where all ranks hold the same.
         if averaged:
             rows = ({name: x[name] for name in averaged} for x in whole.each("model", part))
-            values |= shares(rows, whole.size)
+            values |= reshard(rows, whole.size)
     return state
 
 
@@ -101,7 +101,7 @@ def _optimizer(whole: EarlierRanks, kind: str) -> dict[str, Any]:
                 kept["state"] = {**state, **kept["state"]}
                 yield _large(state)
 
-        for (number, key), mean in shares(rows(), whole.size).items():
+        for (number, key), mean in reshard(rows(), whole.size).items():
             kept["state"][number][key] = mean
     return kept
 

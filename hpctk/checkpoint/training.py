@@ -23,7 +23,7 @@ from hpctk.comm.world import World
 from hpctk.errors import SettingError
 from hpctk.methods.core import random_state
 from hpctk.methods.core.method import Method
-from hpctk.methods.core.resharding import Earlier
+from hpctk.methods.core.resharding import SavedRanks
 from hpctk.ways_in.tally import Stats
 
 Tree = dict[str, Any]
@@ -60,7 +60,7 @@ class Trainer(Protocol):
 
     def load_local_state_dict(self, state: Tree) -> None: ...
 
-    def resized_local_state_dict(self, earlier: Earlier) -> Tree: ...
+    def resized_local_state_dict(self, earlier: SavedRanks) -> Tree: ...
 
 
 def capture(opt: Trainer, model: torch.nn.Module, extra: Mapping[str, Any]) -> Tree:

@@ -43,11 +43,11 @@ def iallgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None)
         dtype = buffers.dtype_of(tensor)
         buffers.flatten(tensor)  # refuses what cannot travel, such as sparse tensors
         everyone = _stack(here, tensor)
-        flat = here.door.enter(everyone)
+        flat = here.stager.to_comm(everyone)
         plan = auto.plan_for(here, "allgather", len(flat) * dtype.itemsize, schedule)
 
         def finish() -> Any:
-            here.door.leave(everyone, flat)
+            here.stager.from_comm(everyone, flat)
             return everyone
 
         segment_bytes = auto.machine(here).segment_bytes

@@ -81,10 +81,10 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
     Collective over the communicator. In place.
     """
     nbytes = _nbytes(tensor, dtype)
-    if nbytes <= FEW_BYTES and schedule in (here.own.name, "auto"):
+    if nbytes <= FEW_BYTES and schedule in (here.native.name, "auto"):
         chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
         began = time.perf_counter()
-        if chosen == here.own.name and here.own.few(tensor, dtype, op):
+        if chosen == here.native.name and here.native.allreduce_small(tensor, dtype, op):
             call = _opened(here, nbytes // dtype.itemsize, dtype)
             call.began_s = began
             _report(here, call, time.perf_counter() - began)
@@ -104,19 +104,19 @@ def start_in_place(
     """
     nbytes = _nbytes(tensor, dtype)
     chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
-    if chosen == here.own.name and lane is None and here.own.sums(dtype):
+    if chosen == here.native.name and lane is None and here.native.sums(dtype):
         return _start_own(here, tensor, dtype, op)
-    if chosen == here.own.name:
+    if chosen == here.native.name:
         chosen = "recursive_doubling" if nbytes <= FEW_BYTES else "ring"
     plan = auto.plan_for(here, "allreduce", nbytes, chosen)
     engine = engine_of(here)
     with engine.span() as span:
         with span.staging():
-            flat = here.door.enter(tensor)
+            flat = here.stager.to_comm(tensor)
 
         def finish() -> Any:
             with engine.staging():
-                here.door.leave(tensor, flat)
+                here.stager.from_comm(tensor, flat)
             return tensor
 
         parts = elements(flat, dtype, op, here.size)
@@ -125,12 +125,12 @@ def start_in_place(
 
 
 def _start_own(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
-    flat = here.door.enter(tensor, stage=True)
+    flat = here.stager.to_comm(tensor, stage=True)
     wide = _widen(flat) if dtype.widened else flat
     call = _opened(here, len(flat), dtype)
-    reduction = here.own.start(wide, dtype, op)
+    reduction = here.native.start(wide, dtype, op)
     n = len(flat)
-    name = f"{here.own.title} of {n} elements"
+    name = f"{here.native.title} of {n} elements"
 
     def wait() -> Any:
         began = time.perf_counter()
@@ -139,14 +139,14 @@ def _start_own(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
         result = wide / here.size if op == "mean" else wide
         if result is not flat:
             flat[...] = result.to(flat.dtype) if buffers.is_torch(result) else result
-        here.door.leave(tensor, flat)
+        here.stager.from_comm(tensor, flat)
         return tensor
 
     return Handle(name, reduction.done, wait)
 
 
 def _opened(here: World, n: int, dtype: Dtype) -> Call:
-    return engine_of(here).opened_array("allreduce", here.own.name, n, dtype.itemsize, own=n)
+    return engine_of(here).opened_array("allreduce", here.native.name, n, dtype.itemsize, own=n)
 
 
 def _report(here: World, call: Call, waiting_s: float) -> None:
@@ -161,7 +161,9 @@ def _choose(here: World, nbytes: int, dtype: Dtype, op: str) -> str:
     chosen = auto.choose(here, "allreduce", nbytes)
     # The library's maximum of a number and NaN is the one or the other; ours is NaN.
     return (
-        "recursive_doubling" if chosen == here.own.name and op == "max" and "float" in dtype.unit else chosen
+        "recursive_doubling"
+        if chosen == here.native.name and op == "max" and "float" in dtype.unit
+        else chosen
     )
 
 

@@ -47,11 +47,11 @@ def ibroadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm
         tensor = buffers.native(tensor)
         dtype = buffers.dtype_of(tensor)
         result = tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy()
-        flat = here.door.enter(result)
+        flat = here.stager.to_comm(result)
         plan = auto.plan_for(here, "broadcast", len(flat) * dtype.itemsize, schedule, root)
 
         def finish() -> Any:
-            here.door.leave(result, flat)
+            here.stager.from_comm(result, flat)
             return result
 
         segment_bytes = auto.machine(here).segment_bytes
@@ -76,12 +76,12 @@ def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int =
         ]
         for part, tensor in zip(parts, alike, strict=True):
             part.copy_(tensor)
-        flat = here.door.enter(fused)
+        flat = here.stager.to_comm(fused)
         itemsize = fused.element_size()
         plan = auto.plan_for(here, "broadcast", fused.numel() * itemsize, "auto", root)
         segment_bytes = auto.machine(here).segment_bytes
         with engine_of(here).span(f"{len(alike)} tensors"):
             engine_of(here).run(plan, InPlace(flat, itemsize), segment_bytes=segment_bytes)
-        here.door.leave(fused, flat)
+        here.stager.from_comm(fused, flat)
         for part, tensor in zip(parts, alike, strict=True):
             tensor.copy_(part)

@@ -68,7 +68,7 @@ def compressed_mean(
     checked : bool
         Whether all ranks know that `refuse_bad_sums` refuses nothing on any of them: then they need not ask each other.
     """
-    spared = {name: tensor for name, tensor in tensors.items() if compressor.spares(name, tensor)}
+    spared = {name: tensor for name, tensor in tensors.items() if compressor.is_excluded(name, tensor)}
     chosen = {name: tensor for name, tensor in tensors.items() if name not in spared}
     if spared:
         dense_mean(here, spared, schedule)

@@ -70,9 +70,9 @@ def consensus(
         consensus_weights.check(momentum, scale)
         flat, edges = fuse(tensors)
         groups = edges if layerwise else [0, len(flat)]
-        host = here.door.enter(flat, stage=True)
+        host = here.stager.to_comm(flat, stage=True)
         aggregate_in_place(here, host.numpy(), groups, state, momentum, scale)
-        here.door.leave(flat, host)
+        here.stager.from_comm(flat, host)
     return unfuse(flat, edges, tensors)
 
 

@@ -46,11 +46,11 @@ def ireduce_scatter(
         work, dtype = prepared(here, "reduce_scatter", tensor, op, schedule)
         nbytes = dtype.itemsize * (work.numel() if buffers.is_torch(work) else work.size)
         plan = auto.plan_for(here, "reduce_scatter", nbytes, schedule)
-        flat = here.door.enter(work)
+        flat = here.stager.to_comm(work)
         lo, hi = bounds(len(flat), plan.blocks, plan.owned(here.rank))
 
         def finish() -> Any:
-            here.door.leave(work, flat)
+            here.stager.from_comm(work, flat)
             shard = buffers.flatten(work)[lo:hi]
             return shard.clone() if buffers.is_torch(shard) else shard.copy()
 

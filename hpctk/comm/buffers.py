@@ -1,4 +1,4 @@
-"""The one door to MPI: tensors become flat, contiguous memory of a known type, or are refused.
+"""The one way to MPI: tensors become flat, contiguous memory of a known type, or are refused.
 
 MPI sees memory, not tensors. It sums bfloat16 as something else without a word, pairs up C- and
 Fortran-ordered elements as they lie, and counts in 32 bits. So everything that travels passes here:
@@ -260,7 +260,7 @@ class Staging:
         self._free.sort(key=lambda kept: kept.numel())
 
 
-class Door:
+class Stager:
     """Brings tensors to where MPI may touch them, and back.
 
     Parameters
@@ -274,12 +274,12 @@ class Door:
         self.staging = Staging()
         self._staged: dict[int, Any] = {}
 
-    def enter(self, tensor: Any, *, stage: bool = False) -> Any:
+    def to_comm(self, tensor: Any, *, stage: bool = False) -> Any:
         """Return flat memory with the tensor's elements that MPI may read and write.
 
         A view of the tensor where it is contiguous and MPI may touch it there. `stage` brings
         device tensors to the host in any case: for MPI's own non-blocking reductions, which crash
-        on device memory in Open MPI. What was entered must `leave`.
+        on device memory in Open MPI. Give what is returned to `from_comm`.
         """
         flat = flatten(tensor)
         if not on_device(tensor):
@@ -294,7 +294,7 @@ class Door:
         host.copy_(flat)
         return host
 
-    def leave(self, tensor: Any, flat: Any) -> None:
+    def from_comm(self, tensor: Any, flat: Any) -> None:
         """Write what MPI left in `flat` into the tensor, in place."""
         write_back(tensor, flat)
         if is_torch(flat):

@@ -1,6 +1,6 @@
 """An integer that all ranks can add to in one atomic step, for the tickets of asynchronous GRAWA.
 
-Over MPI rank 0 owns it, in a window or behind messages (mpi_word.py); over torch.distributed its store does.
+Over MPI rank 0 owns it, in a window or behind messages (mpi_counter.py); over torch.distributed its store does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hpctk.comm.world import World
 OWNER = 0
 
 
-class SharedWord(Protocol):
+class SharedCounter(Protocol):
     """An integer, 0 at first.
 
     Attributes
@@ -38,16 +38,16 @@ class SharedWord(Protocol):
         """Return how often this rank has answered each other since the last call: for its owner's statistics."""
 
 
-def shared_word(here: World) -> SharedWord:
+def shared_counter(here: World) -> SharedCounter:
     """Return a new shared word. Collective over the communicator."""
     if isinstance(here, TorchWorld):
-        return StoreWord(here)
-    from hpctk.comm.mpi.counter import mpi_word
+        return StoreCounter(here)
+    from hpctk.comm.mpi.counter import mpi_counter
 
-    return mpi_word(here)
+    return mpi_counter(here)
 
 
-class StoreWord:
+class StoreCounter:
     """A key of the process group's store. Every rank must make its words in the same order."""
 
     way = "store"

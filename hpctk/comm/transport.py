@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from hpctk.comm.buffers import Dtype
 
 
-class Patience(Protocol):
-    """What a waiting rank does between two looks; see mpi.watchdog.Vigil."""
+class Waiting(Protocol):
+    """What a waiting rank does between two looks; see mpi.watchdog.Waiter."""
 
     def progress(self) -> None:
         """Something came: start counting anew."""
 
-    def nap(self, peers: Callable[[], Iterable[int]] = tuple) -> None:
+    def pause(self, peers: Callable[[], Iterable[int]] = tuple) -> None:
         """Let some time pass; PeerError names the operation and the peer where waiting is in vain."""
 
 
@@ -46,7 +46,7 @@ class Transport(Protocol):
         A complete one must not be asked about again. With `wait` it may wait for the first.
         """
 
-    def vigil(self, operation: str) -> Patience:
+    def waiter(self, operation: str) -> Waiting:
         """Return what to do while nothing is complete."""
 
 
@@ -60,7 +60,7 @@ class Reduction(Protocol):
         """Return once it is complete; PeerError at the deadline."""
 
 
-class OwnAllreduce(Protocol):
+class NativeAllreduce(Protocol):
     """The all-reduce of the library that joins the ranks, which keeps to itself what it sends."""
 
     #: The schedule's name.
@@ -71,7 +71,7 @@ class OwnAllreduce(Protocol):
     def sums(self, dtype: Dtype) -> bool:
         """Return whether it can reduce this dtype."""
 
-    def few(self, tensor: Any, dtype: Dtype, op: str) -> bool:
+    def allreduce_small(self, tensor: Any, dtype: Dtype, op: str) -> bool:
         """Reduce a plain contiguous host tensor in place at once; return False where it is not one.
 
         Collective over the communicator. The short way for a few bytes, where every call of Python counts.
@@ -87,11 +87,11 @@ class OwnAllreduce(Protocol):
 def wait(transport: Transport, requests: list[Any], operation: str, peers: Iterable[int] = ()) -> None:
     """Return once all `requests` are complete; PeerError at the deadline."""
     open_requests = list(requests)
-    vigil = transport.vigil(operation)
+    waiter = transport.waiter(operation)
     while open_requests:
         done = set(transport.complete(open_requests))
         open_requests = [request for i, request in enumerate(open_requests) if i not in done]
         if done:
-            vigil.progress()
+            waiter.progress()
         else:
-            vigil.nap(lambda: peers)
+            waiter.pause(lambda: peers)

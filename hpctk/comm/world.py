@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from hpctk.comm.agreement import Agreement
-from hpctk.comm.buffers import Door
+from hpctk.comm.buffers import Stager
 from hpctk.comm.gpu import GpuAware
 from hpctk.comm.one_thread import OneThread
-from hpctk.comm.transport import OwnAllreduce, Transport
+from hpctk.comm.transport import NativeAllreduce, Transport
 from hpctk.errors import SettingError
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class World(Agreement):
         The ranks of each node, nodes in order of their lowest rank.
     gpu : GpuAware
         Whether messages may lie in device memory, the same on all ranks.
-    door : Door
+    stager : Stager
         Brings tensors to where messages may lie.
-    own : OwnAllreduce
+    native : NativeAllreduce
         The library's own all-reduce, as one more schedule.
     one_thread : OneThread
         Held by whoever communicates.
@@ -63,8 +63,8 @@ class World(Agreement):
     local_size: int
     nodes: tuple[tuple[int, ...], ...]
     gpu: GpuAware
-    door: Door
-    own: OwnAllreduce
+    stager: Stager
+    native: NativeAllreduce
     one_thread: OneThread
     background: list[Callable[[], bool]]
     attached: dict[type, Any]

@@ -191,7 +191,7 @@ class _Round:
         self.matrices = {
             name: tensor.detach().reshape(tensor.shape[0], -1).to(wide)
             for name, tensor in tensors.items()
-            if settings.low_rank(tuple(tensor.shape)) and not settings.spares(name, tensor)
+            if settings.low_rank(tuple(tensor.shape)) and not settings.is_excluded(name, tensor)
         }
         self.starts = {name: settings.start(name, matrix) for name, matrix in self.matrices.items()}
 

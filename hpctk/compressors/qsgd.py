@@ -33,7 +33,7 @@ BLOCK = 1 << 16
 class QSGD(Compressor):
     """Send a norm per bucket and a few bits per element, rounded at random.
 
-    Ranks draw independently once `seat` has told them apart. Tensors on a device are quantised on the
+    Ranks draw independently once `set_rank` has told them apart. Tensors on a device are quantised on the
     host, where the random numbers are.
 
     Parameters

@@ -34,7 +34,7 @@ from hpctk.methods.core import drift
 from hpctk.methods.core.evaluation import consensus_model
 from hpctk.methods.core.gradient_step import GradientRun
 from hpctk.methods.core.method import Method, Run
-from hpctk.methods.core.resharding import Earlier
+from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.mean import Mean
 from hpctk.ways_in import handshake
 from hpctk.ways_in.grad_scaler import is_unscaled, let_step_take_scaler, tell, unscale
@@ -380,7 +380,7 @@ class Compression(Participant, ReadyMade):
         if state and self._member:
             self._begun(fresh=False).load_local_state(state)
 
-    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_local_state_dict(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
         return self._begun(fresh=False).resized_state(earlier)
 

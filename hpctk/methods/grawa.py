@@ -39,7 +39,7 @@ from hpctk.methods.core.norms import norms
 from hpctk.methods.core.period import check_period, check_share
 from hpctk.methods.core.probe import probing
 from hpctk.methods.core.replica import Replica, restore
-from hpctk.methods.core.resharding import Earlier
+from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.tickets import Tickets
 
 NORMS = ("step", "probe")
@@ -284,7 +284,7 @@ class GrawaRun(ModelRun):
         # Not where a larger budget was given meanwhile.
         self.finished = bool(state["finished"]) and self._time_is_up()
 
-    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return the mean memory of the norms; the centre and the clock are common to all."""
         norms = torch.stack(list(earlier.each("norms")))
         known = norms[(norms.isfinite() & (norms >= 0)).all(1)]

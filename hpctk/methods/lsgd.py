@@ -30,7 +30,7 @@ from hpctk.methods.core.method import Method
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.period import check_period, check_share
 from hpctk.methods.core.replica import Replica, restore
-from hpctk.methods.core.resharding import Earlier
+from hpctk.methods.core.resharding import SavedRanks
 
 #: Losses that a worker is judged by.
 LAST = 4
@@ -143,6 +143,6 @@ class LsgdRun(ModelRun):
         self._losses = deque(state["losses"].tolist(), maxlen=LAST)
         restore(self.replica.named(self.centre), state["centre"], "the centre")
 
-    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return the leader's model; losses of workers that are gone say nothing about the new ones."""
         return {**super().resized_state(earlier), "losses": torch.zeros(0, dtype=torch.float64)}

@@ -35,7 +35,7 @@ from hpctk.methods.core.gradient_step import BucketRun
 from hpctk.methods.core.method import Method, scaled_rates
 from hpctk.methods.core.norms import global_norm
 from hpctk.methods.core.replica import Gradients, Replica
-from hpctk.methods.core.resharding import Earlier, shares
+from hpctk.methods.core.resharding import SavedRanks, reshard
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class MeanRun(BucketRun):
         # What it remembers belongs to this model: one Mean may serve several.
         self._compressor = deepcopy(settings.compressor)
         if self._compressor is not None:
-            self._compressor.seat(replica.world.rank)
+            self._compressor.set_rank(replica.world.rank)
 
     @property
     def _kept(self) -> Residuals | None:
@@ -99,7 +99,7 @@ class MeanRun(BucketRun):
             return
         named = zip(self.replica.names, gradients, strict=True)
         held = {name: tensor for name, tensor in named if tensor is not None}
-        refuse_bad_sums({n: x for n, x in held.items() if not compressor.spares(n, x)}, self._kept)
+        refuse_bad_sums({n: x for n, x in held.items() if not compressor.is_excluded(n, x)}, self._kept)
 
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their mean. Collective over the communicator. In place."""
@@ -171,6 +171,6 @@ class MeanRun(BucketRun):
         if self._clipping is not None and "first_rate" in state:
             self._clipping.first_rate = float(state["first_rate"])
 
-    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return residuals whose mean over the ranks is what it was; the rest is common to all."""
-        return {**earlier.first(), "residuals": shares(earlier.each("residuals"), earlier.size)}
+        return {**earlier.first(), "residuals": reshard(earlier.each("residuals"), earlier.size)}

@@ -32,8 +32,8 @@ from hpctk.kernels import updates
 from hpctk.methods.core.error_feedback import ErrorFeedback
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica, restore
-from hpctk.methods.core.resharding import Earlier, shares
-from hpctk.methods.core.update_step import Row, UpdateRun
+from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.methods.core.update_step import FlatBuffer, UpdateRun
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class SaefRun(UpdateRun):
         super().__init__(replica)
         self._settings = settings
         self.feedback = ErrorFeedback(replica, settings.compressor, settings.server)
-        self.x = Row(self.feedback.parameters)
+        self.x = FlatBuffer(self.feedback.parameters)
         #: The parameters as they were written; then the update, then what x is moved by.
-        self._room = Row(self.feedback.parameters)
+        self._scratch = FlatBuffer(self.feedback.parameters)
 
     @property
     def _values(self) -> list[torch.Tensor]:
@@ -102,7 +102,7 @@ class SaefRun(UpdateRun):
             self._start()
         try:
             self._take_update(active)
-            moved = self.feedback.exchange(self._room, self.x)
+            moved = self.feedback.exchange(self._scratch, self.x)
         except Exception:
             self._write(moves=False)
             raise
@@ -116,21 +116,21 @@ class SaefRun(UpdateRun):
 
     def _start(self) -> None:
         """Let x be what the model holds."""
-        for row in (self.x, self._room):
+        for row in (self.x, self._scratch):
             torch._foreach_copy_(row.parts, self._values)
 
     def _take_update(self, active: bool) -> None:
         """Let the base optimizer step, and keep what it subtracted; the parameters are written later."""
         if not active:
-            self._room.flat.zero_()
+            self._scratch.flat.zero_()
             return
         self.replica.base.step()
-        torch._foreach_sub_(self._room.parts, self._values)
+        torch._foreach_sub_(self._scratch.parts, self._values)
 
     def _write(self, *, moves: bool) -> None:
         """Move x by what is in the room, unless it has moved; write y_k, or x, into the parameters and the room."""
         ahead = self._settings.step_ahead
-        rows = zip(self.x.parts, self._room.parts, self.feedback.errors, self._values, strict=True)
+        rows = zip(self.x.parts, self._scratch.parts, self.feedback.errors, self._values, strict=True)
         for x, room, error, value in rows:
             if value.is_contiguous() and not buffers.on_device(value):
                 arrays = (tensor.view(-1).numpy() for tensor in (x, room, error, value))
@@ -166,11 +166,11 @@ class SaefRun(UpdateRun):
         self.t = int(state["t"])
         self._write(moves=False)
 
-    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return residuals whose mean over the ranks is what it was, and this rank's part of the server's."""
         shards = torch.cat(list(earlier.each("server_shard")))
         return {
             **earlier.first(),
-            "residuals": shares(earlier.each("residuals"), earlier.size),
+            "residuals": reshard(earlier.each("residuals"), earlier.size),
             "server_shard": self.feedback.own_shard(shards),
         }

@@ -39,8 +39,8 @@ from hpctk.methods.core.last_messages import LastMessages
 from hpctk.methods.core.method import Closure, Method
 from hpctk.methods.core.replay import Replay
 from hpctk.methods.core.replica import Replica, restore
-from hpctk.methods.core.resharding import Earlier, shares
-from hpctk.methods.core.update_step import Row, UpdateRun, difference, squared_distance
+from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.methods.core.update_step import FlatBuffer, UpdateRun, difference, squared_distance
 
 REDUCTIONS = ("sum", "mean")
 
@@ -113,11 +113,11 @@ class SasgRun(UpdateRun):
         self._compressor = TopK(settings.density)
         values = replica.values
         #: The update, or the sum of all messages; the model, while a gradient is taken elsewhere.
-        self._room = Row(values)
+        self._scratch = FlatBuffer(values)
         self._edges = [0, *accumulate(value.numel() for value in values)]
         self.residuals = Residuals()
-        self.snapshot = Row(values).parts
-        self.messages = LastMessages(replica.world.size, self._room)
+        self.snapshot = FlatBuffer(values).parts
+        self.messages = LastMessages(replica.world.size, self._scratch)
         self.lengths: list[float] = []
         self.delay = 0
         self._replay: Replay | None = None
@@ -143,7 +143,7 @@ class SasgRun(UpdateRun):
             uploaded = active and self._has_news()
             if uploaded:
                 self._take_update()
-        n, itemsize = self._room.flat.numel(), self._room.flat.element_size()
+        n, itemsize = self._scratch.flat.numel(), self._scratch.flat.element_size()
         with engine_of(here).span("updates", "TopK", elements=n, dense_bytes=n * itemsize) as span:
             with span.compressing():
                 message = self._message() if uploaded else None if active else self._farewell()
@@ -185,7 +185,7 @@ class SasgRun(UpdateRun):
     def _change(self, replay: Replay) -> float:
         """Return ||g(w) - g(w_snap)||^2, summed in float64."""
         now = self.replica.gradients()
-        then = replay.gradients_at(self.snapshot, self._room.parts)
+        then = replay.gradients_at(self.snapshot, self._scratch.parts)
         return sum(squared_distance(a, b) for a, b in zip(now, then, strict=True))
 
     def _take_update(self) -> None:
@@ -195,13 +195,13 @@ class SasgRun(UpdateRun):
         torch._foreach_copy_(self.snapshot, values)
         try:
             replica.base.step()
-            difference(self.snapshot, values, self._room)
+            difference(self.snapshot, values, self._scratch)
         finally:
             replica.load(self.snapshot)
         refuse_bad_sums(self._updates(), self.residuals)
 
     def _updates(self) -> dict[str, torch.Tensor]:
-        return self.replica.named(self._room.parts)
+        return self.replica.named(self._scratch.parts)
 
     def _message(self) -> Any:
         """Return q, of all tensors as one sparse vector; what it lacks of the update stays in e."""
@@ -213,7 +213,7 @@ class SasgRun(UpdateRun):
         return np.empty(0, np.uint8) if self.messages.known(self.replica.world.rank) else None
 
     def _kept(self) -> int:
-        return sum(self._compressor.k(part.numel()) for part in self._room.parts)
+        return sum(self._compressor.k(part.numel()) for part in self._scratch.parts)
 
     def _apply(self) -> None:
         """Subtract the sum of all messages from the parameters, and note how far that was."""
@@ -242,15 +242,15 @@ class SasgRun(UpdateRun):
         self.lengths = state["lengths"].tolist()
         self.delay, self.t = int(state["delay"]), int(state["t"])
 
-    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return residuals that keep what is applied; every rank uploads first, as no message is known.
 
         The messages of ranks that skipped would only have been applied once more: nothing is lost with them.
         """
         if self._settings.reduce == "mean":
-            residuals = shares(earlier.each("residuals"), earlier.size)
+            residuals = reshard(earlier.each("residuals"), earlier.size)
         else:
-            residuals = shares(earlier.each("residuals"), self.replica.world.size)
+            residuals = reshard(earlier.each("residuals"), self.replica.world.size)
         return {**earlier.first(), "residuals": residuals, "messages": {}, "delay": 0}
 
     def _named_snapshot(self) -> dict[str, torch.Tensor]:

@@ -32,7 +32,16 @@ class Span:
         What is carried by all its calls together, as it is: told in the first of them. None: what each call carries.
     """
 
-    __slots__ = ("_before", "calls", "compressor", "elements", "is_open", "outer", "tensor", "untold_bytes")
+    __slots__ = (
+        "_before",
+        "calls",
+        "compressor",
+        "elements",
+        "is_open",
+        "outer",
+        "tensor",
+        "unclaimed_bytes",
+    )
 
     def __init__(
         self,
@@ -45,7 +54,7 @@ class Span:
         self.outer = outer
         self.tensor: str = tensor or (outer.tensor if outer else "")
         self.compressor: str = compressor or (outer.compressor if outer else "")
-        self.elements, self.untold_bytes = elements, dense_bytes
+        self.elements, self.unclaimed_bytes = elements, dense_bytes
         self.calls: list[tuple[Call, list[Recorder]]] = []
         self.is_open = True
         #: Seconds before the next call that belong to it.
@@ -58,10 +67,10 @@ class Span:
         teller = self._teller()
         if overhead or teller is None:
             return
-        assert teller.untold_bytes is not None
-        call.elements, call.dense_bytes = teller.elements, teller.untold_bytes
-        call.dense_sent_bytes = dense_sent("allreduce", teller.untold_bytes, size)
-        teller.elements = teller.untold_bytes = 0
+        assert teller.unclaimed_bytes is not None
+        call.elements, call.dense_bytes = teller.elements, teller.unclaimed_bytes
+        call.dense_sent_bytes = dense_sent("allreduce", teller.unclaimed_bytes, size)
+        teller.elements = teller.unclaimed_bytes = 0
 
     def _hand_over(self, call: Call) -> None:
         """Tell a call of the seconds spent for it, here and outside."""
@@ -75,7 +84,7 @@ class Span:
     def _teller(self) -> Span | None:
         """Return the innermost span that says what is carried."""
         span: Span | None = self
-        while span is not None and span.untold_bytes is None:
+        while span is not None and span.unclaimed_bytes is None:
             span = span.outer
         return span
 

@@ -55,7 +55,7 @@ class Overlap:
         # A bucket starts in backward on one rank and in step() on another; meanwhile other collectives may start.
         self._lanes = engine_of(self._replica.world).reserve(len(self._buckets))
         self._reset()
-        run.bring_home = self.finish
+        run.finish_overlap = self.finish
         for i, parameter in enumerate(self._replica.parameters):
             hook = partial(_on_arrival, ref(self), i)
             _hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)

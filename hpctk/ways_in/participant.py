@@ -10,7 +10,7 @@ from typing import Any
 from hpctk.comm.world import World
 from hpctk.methods.core.method import Run
 from hpctk.methods.core.replica import Replica
-from hpctk.methods.core.resharding import Earlier
+from hpctk.methods.core.resharding import SavedRanks
 from hpctk.ways_in.tally import Stats, Tally
 
 log = logging.getLogger("hpctk")
@@ -67,6 +67,6 @@ class Participant:
         """Go on from what `local_state_dict` returned on this rank, by this way in or another."""
         self._run.load_local_state(state)
 
-    def resized_local_state_dict(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_local_state_dict(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
         return self._run.resized_state(earlier)

@@ -203,7 +203,7 @@ def test_a_handle_is_waited_for_once(world):
 @pytest.mark.parametrize("schedule", ["mpi", "ring", "rotation"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_device_tensors(world, monkeypatch, gpu_aware, schedule, dtype):
-    monkeypatch.setattr(world.door, "gpu_aware", gpu_aware)
+    monkeypatch.setattr(world.stager, "gpu_aware", gpu_aware)
     mine = fake_cuda(torch.from_numpy(values_of(world.rank, 5000)).to(dtype))
     with recorded_synchronisation(monkeypatch) as synchronised:
         result = allreduce(mine, schedule=schedule)
@@ -212,16 +212,16 @@ def test_device_tensors(world, monkeypatch, gpu_aware, schedule, dtype):
     torch.testing.assert_close(torch.Tensor(result).float(), wanted, rtol=tolerance, atol=tolerance)
     assert synchronised, "MPI looked before the stream was synchronised"
     if not gpu_aware or schedule == "mpi":
-        assert len(world.door.staging._free) >= 1, "the host buffer is kept for the next tensor"
+        assert len(world.stager.staging._free) >= 1, "the host buffer is kept for the next tensor"
 
 
 def test_staging_memory_is_reused(world, monkeypatch):
-    monkeypatch.setattr(world.door, "gpu_aware", False)
-    world.door.staging._free.clear()
+    monkeypatch.setattr(world.stager, "gpu_aware", False)
+    world.stager.staging._free.clear()
     with recorded_synchronisation(monkeypatch):
         for n in (1000, 900, 1000, 10):
             allreduce(fake_cuda(torch.ones(n)), schedule="ring")
-    assert [buffer.numel() for buffer in world.door.staging._free] == [4000]
+    assert [buffer.numel() for buffer in world.stager.staging._free] == [4000]
 
 
 def test_foreign_device_arrays(world, monkeypatch):

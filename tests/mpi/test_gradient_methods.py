@@ -113,7 +113,7 @@ def own_mean(world, text, feedback, steps, dtype=torch.float64):
     problem = Problem(world.size, seed=6)
     compressors = [by_name(text) for _ in range(world.size)]
     for rank, compressor in enumerate(compressors):
-        compressor.seat(rank)
+        compressor.set_rank(rank)
     x = [torch.from_numpy(np.array(a)).to(dtype) for a in problem.start()]
     residuals = [[torch.zeros_like(a) for a in x] for _ in range(world.size)]
     for t in range(steps):

@@ -13,8 +13,8 @@ from simulation.problem import Problem
 
 import hpctk
 from hpctk.comm.mpi import counter as words
-from hpctk.comm.mpi.counter import ServedWord, WindowWord
-from hpctk.comm.shared_counter import shared_word
+from hpctk.comm.mpi.counter import ServedCounter, WindowCounter
+from hpctk.comm.shared_counter import shared_counter
 from hpctk.errors import HpctkError
 from hpctk.methods.core.tickets import Tickets, meaning
 from hpctk.methods.grawa import LGRAWA, MGRAWA
@@ -23,12 +23,12 @@ METHODS = {"MGRAWA": MGRAWA, "LGRAWA": LGRAWA}
 both = pytest.mark.parametrize("name", METHODS)
 
 
-@pytest.fixture(params=[WindowWord, ServedWord], ids=["window", "served"])
+@pytest.fixture(params=[WindowCounter, ServedCounter], ids=["window", "served"])
 def word(request, monkeypatch, world):
     """The counter of one node, and that of many."""
-    if request.param is WindowWord and len(world.nodes) > 1:
+    if request.param is WindowCounter and len(world.nodes) > 1:
         pytest.skip("not used between nodes")
-    monkeypatch.setattr("hpctk.methods.core.tickets.shared_word", request.param)
+    monkeypatch.setattr("hpctk.methods.core.tickets.shared_counter", request.param)
     return request.param
 
 
@@ -116,11 +116,11 @@ def test_words_are_apart(world, word):
 
 def test_a_word_may_be_asked_for_before_rank_0_has_made_it(world):
     if world.rank == 0:
-        ServedWord(world)  # the desk, which is made together
+        ServedCounter(world)  # the server, which is made together
         time.sleep(0.2)
     else:
-        ServedWord(world)
-    late = ServedWord(world)
+        ServedCounter(world)
+    late = ServedCounter(world)
     late.add(1)
     world.barrier()
     assert late.add(0) == world.size
@@ -139,8 +139,8 @@ def test_freeing_the_communicator_frees_the_words(world, comm, word):
 
 
 def test_ranks_of_one_node_use_memory(world):
-    wanted = WindowWord if len(world.nodes) == 1 else ServedWord
-    assert isinstance(shared_word(world), wanted)
+    wanted = WindowCounter if len(world.nodes) == 1 else ServedCounter
+    assert isinstance(shared_counter(world), wanted)
 
 
 @both
@@ -302,7 +302,7 @@ def test_the_thread_lives_as_long_as_the_runs(world, word):
     time.sleep(0.05)
     assert not word_threads()
     trainee = Trainee(world, MGRAWA(asynchronous=True))
-    assert len(word_threads()) == (word is ServedWord and world.rank == 0 and world.size > 1)
+    assert len(word_threads()) == (word is ServedCounter and world.rank == 0 and world.size > 1)
     another = Trainee(world, MGRAWA(asynchronous=True))
     assert len(word_threads()) <= 1
     used = time.process_time()
@@ -311,7 +311,7 @@ def test_the_thread_lives_as_long_as_the_runs(world, word):
     trainee.run.tickets = None
     gc.collect()
     time.sleep(0.05)
-    assert bool(word_threads()) == (word is ServedWord and world.rank == 0 and world.size > 1)
+    assert bool(word_threads()) == (word is ServedCounter and world.rank == 0 and world.size > 1)
     another.run.tickets = None
     gc.collect()
     for thread in word_threads():
@@ -325,9 +325,9 @@ def test_without_threads_rank_0_warns_and_answers_when_it_can(world, comm, monke
     here = hpctk.comm.world.world(copy)
     if world.rank == 0 and world.size > 1:
         with pytest.warns(RuntimeWarning, match="MPI_THREAD_MULTIPLE"):
-            word = ServedWord(here)
+            word = ServedCounter(here)
     else:
-        word = ServedWord(here)
+        word = ServedCounter(here)
     assert not word_threads()
     word.add(1)
     # Waiting for the others, rank 0 answers them.

@@ -147,7 +147,7 @@ def test_every_plan_carries_sparse_blocks(world, name):
     lists = [pairs_of(rank, n, 700, seed=4) for rank in range(world.size)]
     edges = [block * n // plan.blocks for block in range(plan.blocks + 1)]
     blocks = SparseBlocks(edges, *lists[world.rank])
-    engine_of(world).run_parcels(plan, blocks, payload_bytes=8 * n, segment_bytes=1000)
+    engine_of(world).run_ragged(plan, blocks, payload_bytes=8 * n, segment_bytes=1000)
     np.testing.assert_allclose(as_dense(*blocks.result(), n), dense_sum(lists, n), rtol=1e-12, atol=1e-14)
 
 

@@ -164,7 +164,7 @@ def test_deadline_over_mpi_names_operation_and_peer(comm, world, monkeypatch):
         pytest.skip("one rank waits for nobody")
     copy = comm.Dup()
     own = hpctk.comm.world.world(copy)
-    monkeypatch.setattr(own._roll_call, "timeout_s", 1.0)
+    monkeypatch.setattr(own._watchdog, "timeout_s", 1.0)
     try:
         if own.rank == 0:
             transport = MpiTransport(own)

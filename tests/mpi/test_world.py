@@ -108,7 +108,7 @@ def test_run_on_root_refuses_what_json_cannot_say(world):
 def test_deadline_names_operation_and_rank(world, monkeypatch):
     if world.size < 2:
         pytest.skip("one rank waits for nobody")
-    monkeypatch.setattr(world._roll_call, "timeout_s", 1.0)
+    monkeypatch.setattr(world._watchdog, "timeout_s", 1.0)
     buffer = np.empty(1, np.uint8)
     if world.rank == 0:
         request = world.data.Irecv([buffer, MPI.BYTE], 1, 99)
@@ -127,7 +127,7 @@ def test_roll_call_tells_where_the_others_are(world, monkeypatch):
     if world.size < 2:
         pytest.skip("one rank waits for nobody")
     timeout = 1.0 if world.rank == 0 else 20.0
-    monkeypatch.setattr(world._roll_call, "timeout_s", timeout)
+    monkeypatch.setattr(world._watchdog, "timeout_s", timeout)
     if world.rank == 0:
         request = world.data.Irecv([np.empty(1, np.uint8), MPI.BYTE], 1, 99)
         with pytest.raises(PeerError, match="rank 1 waits in the second act"):
@@ -162,7 +162,7 @@ def test_a_farewell_may_overtake_what_was_sent_before_it(world, monkeypatch):
     monkeypatch.setattr("hpctk.comm.mpi.watchdog.ANSWER_S", 0.05)
     data = np.zeros(1, np.int64)
     if world.rank == 0:
-        monkeypatch.setitem(world._roll_call.left, 1, "has left the program")
+        monkeypatch.setitem(world._watchdog.left, 1, "has left the program")
         world.wait([world.control.Irecv([data, MPI.INT64_T], 1, 5)], "a late message", [1])
         assert data[0] == 7
     elif world.rank == 1:
@@ -176,7 +176,7 @@ def test_who_waits_for_a_rank_that_has_left_is_told(world, monkeypatch):
     monkeypatch.setattr("hpctk.comm.mpi.watchdog.PATIENCE_S", 0.05)
     monkeypatch.setattr("hpctk.comm.mpi.watchdog.GRACE_S", 0.2)
     if world.rank == 0:
-        monkeypatch.setitem(world._roll_call.left, 1, "has left the program")
+        monkeypatch.setitem(world._watchdog.left, 1, "has left the program")
         request = world.control.Irecv([np.zeros(1, np.int64), MPI.INT64_T], 1, 6)
         with pytest.raises(PeerError, match="rank 1 has left the program and will never come"):
             world.wait([request], "a message", [1])

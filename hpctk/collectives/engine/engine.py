@@ -16,7 +16,7 @@ import numpy as np
 from hpctk.collectives.engine.elements import Elements
 from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.engine.plan_run import Kept, Run
-from hpctk.collectives.engine.ragged_run import ParcelRun, Parcels
+from hpctk.collectives.engine.ragged_run import RaggedBlocks, RaggedRun
 from hpctk.comm import buffers
 from hpctk.comm.one_thread import OneThread
 from hpctk.comm.transport import Transport
@@ -38,7 +38,7 @@ SEGMENT_BYTES = 61440
 FLIGHT = 24
 
 
-Work = Run | ParcelRun
+Work = Run | RaggedRun
 
 
 class Entry:
@@ -133,15 +133,15 @@ class Engine:
         first = self._half + lane % RESERVED * width
         return range(first, first + width)
 
-    def run_parcels(
+    def run_ragged(
         self,
         plan: Plan,
-        parcels: Parcels,
+        parcels: RaggedBlocks,
         *,
         payload_bytes: int,
         segment_bytes: int = SEGMENT_BYTES,
         flight: int = FLIGHT,
-    ) -> ParcelRun:
+    ) -> RaggedRun:
         """Run `plan` on blocks of any length to its end. Collective over the transport's ranks.
 
         `payload_bytes` are those that this rank contributes; what they stand for, a span says.
@@ -150,7 +150,7 @@ class Engine:
         with self.one_thread:
             call = self.opened(plan.kind, plan.name, payload_bytes)
             tags = self._take_lane()
-            run = ParcelRun(self.transport, plan, parcels, longest, tags, flight, self._traffic())
+            run = RaggedRun(self.transport, plan, parcels, longest, tags, flight, self._traffic())
             self._running.append(Entry(run, call, list(self.recorders), self._span))
             self._lanes[(self._started - 1) % LANES] = run
             self.complete(run, f"{plan.name} {plan.kind} of parcels")
@@ -219,18 +219,18 @@ class Engine:
             self._complete(run, operation)
 
     def _complete(self, run: Work, operation: str) -> None:
-        vigil = self.transport.vigil(operation)
+        waiter = self.transport.waiter(operation)
         began = before = time.perf_counter()
         try:
             while not run.done:
                 if self.progress(wait=True):
-                    vigil.progress()
+                    waiter.progress()
                     before = time.perf_counter()
                 else:
                     combined_s = run.combining_s
-                    vigil.nap(run.peers)
+                    waiter.pause(run.peers)
                     now = time.perf_counter()
-                    # A nap lets runs make progress, this one, too.
+                    # A pause lets runs make progress, this one, too.
                     run.waiting_s += now - before - (run.combining_s - combined_s)
                     before = now
         finally:
@@ -348,7 +348,7 @@ def engine_of(world: World) -> Engine:
     """Return the engine over a world's ranks, made at the first call."""
     engine: Engine | None = world.attached.get(Engine)
     if engine is None:
-        engine = Engine(world.transport(), own=world.own.name, one_thread=world.one_thread)
+        engine = Engine(world.transport(), own=world.native.name, one_thread=world.one_thread)
         world.attached[Engine] = engine
         world.listeners = [*world.listeners, engine.heard]
         # Ranks may wait for different things: whatever this one waits for, its runs go on.

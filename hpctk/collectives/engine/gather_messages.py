@@ -46,7 +46,7 @@ def gather_messages(here: World, plan: Plan, message: Any) -> list[Any]:
     own = plan.held(here.rank)
     for block in own:
         messages.data[block] = message
-    engine_of(here).run_parcels(
+    engine_of(here).run_ragged(
         plan,
         messages,
         payload_bytes=len(message) if own else 0,

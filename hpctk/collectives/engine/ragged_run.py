@@ -30,7 +30,7 @@ LENGTH_BYTES = 8
 WINDOW = 128
 
 
-class Parcels(Protocol):
+class RaggedBlocks(Protocol):
     """The blocks of a plan, as byte strings."""
 
     def outgoing(self, block: int) -> Any:
@@ -77,14 +77,14 @@ class Piece:
         self.number, self.peer = message.number, message.peer
 
 
-class ParcelRun:
+class RaggedRun:
     """A plan being run on parcels. Made and driven by the Engine.
 
     Parameters
     ----------
     transport : Transport
     plan : Plan
-    parcels : Parcels
+    parcels : RaggedBlocks
     segment_bytes : int
         The longest message.
     tags : range
@@ -101,7 +101,7 @@ class ParcelRun:
         self,
         transport: Transport,
         plan: Plan,
-        parcels: Parcels,
+        parcels: RaggedBlocks,
         segment_bytes: int,
         tags: range,
         flight: int,

@@ -64,7 +64,7 @@ def machine(here: World) -> Machine:
 
 def check(here: World, kind: str, schedule: str) -> None:
     """Raise SettingError where a schedule is not known on these ranks."""
-    if schedule not in ("auto", here.own.name):
+    if schedule not in ("auto", here.native.name):
         build(schedule, kind, here.size, nodes=here.nodes)
 
 
@@ -85,4 +85,4 @@ def choose(here: World, kind: str, nbytes: int) -> str:
         schedule = choice.calibration.best(kind, here.size, nbytes, here.nodes)
         choice.chosen[kind, nbytes] = schedule
     # What is called "mpi" in calibrations and checkpoints is the library's own, whichever library that is here.
-    return here.own.name if schedule == "mpi" else schedule
+    return here.native.name if schedule == "mpi" else schedule

@@ -75,7 +75,7 @@ def measure(here: World, plans: list[Plan], nbytes: int) -> dict[str, float]:
     dtype = DTYPES["float32"]
     engine = engine_of(here)
     runs: dict[str, Callable[[], Any]] = {
-        "mpi": partial(reduce_in_place, here, array, dtype, "sum", here.own.name)
+        "mpi": partial(reduce_in_place, here, array, dtype, "sum", here.native.name)
     }
     for plan in plans:
         runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"))

@@ -39,7 +39,7 @@ class MpiAllreduce:
         """Return True: all that hpctk sums, in units that MPI knows."""
         return True
 
-    def few(self, tensor: Any, dtype: Dtype, op: str) -> bool:
+    def allreduce_small(self, tensor: Any, dtype: Dtype, op: str) -> bool:
         """Reduce a plain contiguous host tensor in place at once; return False where it is not one.
 
         Collective over the communicator.

@@ -35,14 +35,14 @@ POLL_S = 5e-4
 ASK, ANSWER = 1, 2
 
 
-def mpi_word(here: World) -> WindowWord | ServedWord:
+def mpi_counter(here: World) -> WindowCounter | ServedCounter:
     """Return a new shared word. Collective over the communicator."""
     assert isinstance(here, MpiWorld)
-    kind = WindowWord if len(here.nodes) == 1 else ServedWord
+    kind = WindowCounter if len(here.nodes) == 1 else ServedCounter
     return kind(here)
 
 
-class WindowWord:
+class WindowCounter:
     """A word in memory that all ranks reach. Collective over the communicator to make."""
 
     way = "window"
@@ -69,7 +69,7 @@ class WindowWord:
         return {}
 
 
-class ServedWord:
+class ServedCounter:
     """A word that rank 0 keeps and others ask for. Collective over the communicator to make."""
 
     way = "messages"
@@ -78,24 +78,24 @@ class ServedWord:
 
     def __init__(self, here: MpiWorld) -> None:
         self._here = here
-        self._desk: _Desk = _kept(here, _Desk)
-        self._place = self._desk.open_for(self)
+        self._server: _CounterServer = _kept(here, _CounterServer)
+        self._place = self._server.open_for(self)
 
     def add(self, value: int) -> int:
         """Add, and return what the word was before."""
         if self._here.rank == OWNER:
-            return self._desk.add(self._place, value)
+            return self._server.add(self._place, value)
         question, before = np.array([self._place, value], np.int64), np.empty(1, np.int64)
         requests = [
-            self._desk.comm.Irecv([before, MPI.INT64_T], OWNER, ANSWER),
-            self._desk.comm.Isend([question, MPI.INT64_T], OWNER, ASK),
+            self._server.comm.Irecv([before, MPI.INT64_T], OWNER, ANSWER),
+            self._server.comm.Isend([question, MPI.INT64_T], OWNER, ASK),
         ]
         self._here.wait(requests, "taking a ticket", [OWNER])
         return int(before[0])
 
     def take_answered(self) -> dict[int, int]:
         """Return how often rank 0, this one, has answered each rank since the last call."""
-        return self._desk.take_answered(self._place)
+        return self._server.take_answered(self._place)
 
 
 class _Window:
@@ -126,7 +126,7 @@ class _Window:
             self.win.Free()
 
 
-class _Desk:
+class _CounterServer:
     """Where rank 0 keeps a communicator's words and answers for them. Collective to make and to free."""
 
     def __init__(self, here: MpiWorld) -> None:
@@ -139,7 +139,7 @@ class _Desk:
         self._answered: dict[int, Counter[int]] = defaultdict(Counter)
         self._opened = 0
         self._lock = threading.Lock()
-        self._customers: weakref.WeakSet[ServedWord] = weakref.WeakSet()
+        self._clients: weakref.WeakSet[ServedCounter] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
         self._answers: list[tuple[MPI.Request, Any]] = []
@@ -153,11 +153,11 @@ class _Desk:
             )
             here.background.append(self.serve)
 
-    def open_for(self, word: ServedWord) -> int:
+    def open_for(self, word: ServedCounter) -> int:
         """Return the place of a new word, the same on all ranks; it is served as long as `word` lives."""
         with self._lock:
             self._opened += 1
-            self._customers.add(word)
+            self._clients.add(word)
             alone = self._here.size == 1 or self._here.rank != OWNER
             if self._thread is None and self._threaded and not alone:
                 self._thread = threading.Thread(target=self._work, name="hpctk shared word", daemon=True)
@@ -184,7 +184,7 @@ class _Desk:
     def _work(self) -> None:
         while not self._closing.is_set():
             with self._lock:
-                if not self._customers:
+                if not self._clients:
                     self._thread = None
                     return
             self.serve()
@@ -222,7 +222,7 @@ class _Desk:
 
 
 _exiting = threading.Event()
-_desks: weakref.WeakSet[_Desk] = weakref.WeakSet()
+_servers: weakref.WeakSet[_CounterServer] = weakref.WeakSet()
 _keyvals: dict[type, int] = {}
 
 
@@ -238,13 +238,13 @@ def _kept(here: MpiWorld, kind: Any) -> Any:
         _keyvals[kind] = MPI.Comm.Create_keyval(delete_fn=lambda comm, keyval, kept: kept.free())
     made = here.attached[kind] = kind(here)
     here.data.Set_attr(_keyvals[kind], made)
-    if isinstance(made, _Desk):
-        _desks.add(made)
+    if isinstance(made, _CounterServer):
+        _servers.add(made)
     return made
 
 
 def _at_exit() -> None:
     _exiting.set()
     # A thread of the rank's is not there in what was forked off it.
-    for desk in () if forked.is_child() else _desks:
-        desk.close()
+    for server in () if forked.is_child() else _servers:
+        server.close()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from hpctk.comm.mpi.watchdog import Vigil
+from hpctk.comm.mpi.watchdog import Waiter
 from hpctk.errors import PeerError
 
 if TYPE_CHECKING:
@@ -45,6 +45,6 @@ class MpiTransport:
                 "Did the ranks give tensors of different sizes?"
             ) from error
 
-    def vigil(self, operation: str) -> Vigil:
+    def waiter(self, operation: str) -> Waiter:
         """Return what to do while nothing is complete."""
-        return self.world.vigil(operation)
+        return self.world.waiter(operation)

@@ -31,7 +31,7 @@ ANSWER_S = 0.5
 GRACE_S = 3.0
 #: Looks before the core is offered to others for the first time.
 LOOKS = 8
-#: Seconds before the first nap: a message on its way is not worth giving up the core for.
+#: Seconds before the first pause: a message on its way is not worth giving up the core for.
 SPIN_S = 1e-3
 NAP_S = 5e-5
 #: Seconds between two looks for questions of others: each costs as much as a look for a message.
@@ -44,32 +44,32 @@ QUESTION, ANSWER, FAREWELL, GAVE_UP = 1, 2, 3, 4
 TEXT_BYTES = 240
 
 
-class Vigil:
-    """One wait: call `nap` whenever there is nothing to do, `progress` whenever there was.
+class Waiter:
+    """One wait: call `pause` whenever there is nothing to do, `progress` whenever there was.
 
     Spins at first (a message on its way is not worth giving up the core for), then sleeps between
     looks, answers the questions of others, asks its own, and raises PeerError when there is no hope
     or the deadline has passed since the last progress.
     """
 
-    def __init__(self, roll_call: RollCall, operation: str) -> None:
-        self._roll_call = roll_call
+    def __init__(self, roll_call: Watchdog, operation: str) -> None:
+        self._watchdog = roll_call
         self._operation = operation
         self._began = self._next_listen = self._next_question = 0.0
         #: Whether a rank that is waited for had left when this one asked.
-        self._bereft = False
+        self._peer_left = False
 
     def progress(self) -> None:
         """Something came: start counting anew."""
-        self._began, self._bereft = 0.0, False
+        self._began, self._peer_left = 0.0, False
 
-    def nap(self, peers: Peers = tuple) -> None:
+    def pause(self, peers: Peers = tuple) -> None:
         """Let some time pass, waiting for `peers()` (all ranks where empty); PeerError where that is in vain."""
         now = time.monotonic()
         if not self._began:
             self._began, self._next_listen = now, now + LISTEN_S
-            self._next_question = now + self._roll_call.patience_s
-        if self._roll_call.work():
+            self._next_question = now + self._watchdog.patience_s
+        if self._watchdog.work():
             self.progress()
             return
         if now < self._began + SPIN_S:
@@ -77,16 +77,16 @@ class Vigil:
             return
         time.sleep(NAP_S)
         if now >= self._next_listen:
-            self._roll_call.listen(self._operation)
+            self._watchdog.listen(self._operation)
             self._next_listen = now + LISTEN_S
-        last = now >= self._began + self._roll_call.timeout_s
+        last = now >= self._began + self._watchdog.timeout_s
         if last or now >= self._next_question:
-            self._bereft = self._roll_call.question(peers(), self._operation, last, sure=self._bereft)
-            wait_s = GRACE_S if self._bereft else self._roll_call.patience_s
+            self._peer_left = self._watchdog.question(peers(), self._operation, last, sure=self._peer_left)
+            wait_s = GRACE_S if self._peer_left else self._watchdog.patience_s
             self._next_question = time.monotonic() + wait_s
 
 
-class RollCall:
+class Watchdog:
     """Polled waiting on the requests of one communicator's ranks.
 
     Parameters
@@ -126,9 +126,9 @@ class RollCall:
         for _ in range(LOOKS):
             if MPI.Request.Testall(requests):
                 return
-        vigil = self.vigil(operation)
+        waiter = self.waiter(operation)
         while not MPI.Request.Testall(requests):
-            vigil.nap(lambda: peers)
+            waiter.pause(lambda: peers)
 
     def work(self) -> bool:
         """Go on with everything in the background; return whether anything got done."""
@@ -142,9 +142,9 @@ class RollCall:
         """Seconds of waiting between two questions."""
         return min(PATIENCE_S, self.timeout_s / 2)
 
-    def vigil(self, operation: str) -> Vigil:
+    def waiter(self, operation: str) -> Waiter:
         """Return what a rank does while it waits."""
-        return Vigil(self, operation)
+        return Waiter(self, operation)
 
     def question(self, peers: Iterable[int], operation: str, last: bool, *, sure: bool) -> bool:
         """Ask the peers we wait for; return whether one has left. PeerError if so and `sure`, or at the last question.

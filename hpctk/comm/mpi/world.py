@@ -26,10 +26,10 @@ import numpy as np
 from mpi4py import MPI
 
 from hpctk.comm import environment, forked, gpu, launcher, postmortem
-from hpctk.comm.buffers import Door
+from hpctk.comm.buffers import Stager
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.transport import MpiTransport
-from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, RollCall, Vigil
+from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog
 from hpctk.comm.one_thread import OneThread
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
@@ -56,7 +56,7 @@ class MpiWorld(World):
         self.library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         self._neighbours: dict[int, postmortem.Process] = {}
         self._rolls = first_meeting(comm, environment.readable_timeout_s())
-        self._roll_call = RollCall(self._rolls, environment.readable_timeout_s(), self._show_missing)
+        self._watchdog = Watchdog(self._rolls, environment.readable_timeout_s(), self._show_missing)
         self.data, data_made = comm.Idup()
         self.control, control_made = comm.Idup()
         self.wait([data_made, control_made], "duplicating the communicator")
@@ -68,9 +68,9 @@ class MpiWorld(World):
         self.local_rank, self.local_size = self.node.Get_rank(), self.node.Get_size()
         self.nodes = self._find_nodes()
         self.gpu = self._agree_on_gpu()
-        self.door = Door(self.gpu.aware)
-        self.own = MpiAllreduce(self)
-        self.background = self._roll_call.background
+        self.stager = Stager(self.gpu.aware)
+        self.native = MpiAllreduce(self)
+        self.background = self._watchdog.background
         self.attached = {}
         if self.size > 1:
             self._meet_neighbours()
@@ -79,15 +79,15 @@ class MpiWorld(World):
     @property
     def timeout_s(self) -> float:
         """Seconds this rank waits for others (HPCTK_TIMEOUT_S)."""
-        return self._roll_call.timeout_s
+        return self._watchdog.timeout_s
 
     def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
         """Wait for MPI requests; raise PeerError that names `operation` and the missing rank at the deadline."""
-        self._roll_call.wait(requests, self.wait_name(operation), peers)
+        self._watchdog.wait(requests, self.wait_name(operation), peers)
 
-    def vigil(self, operation: str) -> Vigil:
+    def waiter(self, operation: str) -> Waiter:
         """Return what to do between two looks at requests that are polled elsewhere."""
-        return self._roll_call.vigil(self.wait_name(operation))
+        return self._watchdog.waiter(self.wait_name(operation))
 
     def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
@@ -153,7 +153,7 @@ class MpiWorld(World):
     def leave(self) -> None:
         """Say farewell and free the communicators if the others leave too. At exit only."""
         if self.size > 1:
-            self._roll_call.farewell(postmortem.reason_for_leaving())
+            self._watchdog.farewell(postmortem.reason_for_leaving())
             # Not on control: there it would match a barrier that the others still wait in.
             everyone_left = self._rolls.Ibarrier()
             deadline = time.monotonic() + LEAVE_S
@@ -161,7 +161,7 @@ class MpiWorld(World):
                 if time.monotonic() > deadline:
                     return
                 time.sleep(1e-3)
-            self._roll_call.listen("leaving the program")
+            self._watchdog.listen("leaving the program")
         self.free()
 
     def free(self) -> None:

@@ -34,7 +34,7 @@ class TorchAllreduce:
         """Return whether gloo knows the units in which this dtype is summed."""
         return dtype.unit in UNITS
 
-    def few(self, tensor: Any, dtype: Dtype, op: str) -> bool:
+    def allreduce_small(self, tensor: Any, dtype: Dtype, op: str) -> bool:
         """Reduce a plain contiguous host tensor in place at once; return False where it is not one.
 
         Collective over the communicator.

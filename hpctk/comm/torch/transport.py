@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpctk.comm.transport import Patience
+from hpctk.comm.transport import Waiting
 
 if TYPE_CHECKING:
     from hpctk.comm.torch.world import TorchWorld
@@ -140,7 +140,7 @@ class TorchTransport:
         except RuntimeError as error:
             raise self._world.lost(self._operation, [message.peer], error) from error
 
-    def vigil(self, operation: str) -> Patience:
+    def waiter(self, operation: str) -> Waiting:
         """Return what to do while nothing is complete."""
         self._operation = operation
-        return self._world.vigil(operation, self._watchers.pause)
+        return self._world.waiter(operation, self._watchers.pause)

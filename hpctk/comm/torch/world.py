@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from hpctk.comm import environment, forked, postmortem
-from hpctk.comm.buffers import Door
+from hpctk.comm.buffers import Stager
 from hpctk.comm.gpu import GpuAware
 from hpctk.comm.one_thread import OneThread
 from hpctk.comm.torch.allreduce import TorchAllreduce
@@ -69,8 +69,8 @@ class TorchWorld(World):
         mine = next(ranks for ranks in self.nodes if self.rank in ranks)
         self.local_rank, self.local_size = mine.index(self.rank), len(mine)
         self.gpu = GpuAware(False, "messages go through gloo, which moves host memory")
-        self.door = Door(gpu_aware=False)
-        self.own = TorchAllreduce(self)
+        self.stager = Stager(gpu_aware=False)
+        self.native = TorchAllreduce(self)
         if self.size > 1:
             postmortem.watch(self.rank, self.size)
 
@@ -131,17 +131,17 @@ class TorchWorld(World):
 
     def wait(self, work: Any, operation: str, peers: Iterable[int] = ()) -> None:
         """Wait for a collective of torch.distributed; raise PeerError that names `operation` at the deadline."""
-        vigil = self.vigil(operation, lambda: _look(work))
+        waiter = self.waiter(operation, lambda: _look(work))
         while not work.is_completed():
-            vigil.nap(lambda: peers)
+            waiter.pause(lambda: peers)
         try:
             work.wait()
         except RuntimeError as error:
             raise self.lost(operation, peers, error) from error
 
-    def vigil(self, operation: str, pause: Callable[[], None]) -> Vigil:
+    def waiter(self, operation: str, pause: Callable[[], None]) -> Waiter:
         """Return what to do between two looks at messages; `pause` waits for a moment, or until one is there."""
-        return Vigil(self, operation, pause)
+        return Waiter(self, operation, pause)
 
     def work(self) -> bool:
         """Go on with everything in the background; return whether anything got done."""
@@ -176,7 +176,7 @@ class TorchWorld(World):
         if broken:
             whom = f"rank {_shown(named)}" if named else "another rank"
             return PeerError(f"{who} has lost {whom} in {operation}: {error}")
-        lines = [f"{who} waited {self.timeout_s:g} s in {operation}", *self._roll_call(operation)]
+        lines = [f"{who} waited {self.timeout_s:g} s in {operation}", *self._missing_ranks(operation)]
         return PeerError("; ".join([*lines, "HPCTK_TIMEOUT_S sets how long to wait"]) + ".")
 
     def _dead(self, patience_s: float) -> list[int]:
@@ -188,7 +188,7 @@ class TorchWorld(World):
                 return dead
             time.sleep(0.01)
 
-    def _roll_call(self, operation: str) -> list[str]:
+    def _missing_ranks(self, operation: str) -> list[str]:
         """Return who did not come to say that they wait, too, and who waits elsewhere."""
         keys = {rank: f"hpctk/gave up/{rank}" for rank in range(self.size) if rank != self.rank}
         try:
@@ -229,8 +229,8 @@ class TorchWorld(World):
         return tuple(tuple(ranks) for ranks in members.values())
 
 
-class Vigil:
-    """One wait: call `nap` whenever there is nothing to do, `progress` whenever there was."""
+class Waiter:
+    """One wait: call `pause` whenever there is nothing to do, `progress` whenever there was."""
 
     def __init__(self, here: TorchWorld, operation: str, pause: Callable[[], None]) -> None:
         self._here, self._operation, self._pause = here, operation, pause
@@ -240,7 +240,7 @@ class Vigil:
         """Something came: start counting anew."""
         self._began = 0.0
 
-    def nap(self, peers: Callable[[], Iterable[int]] = tuple) -> None:
+    def pause(self, peers: Callable[[], Iterable[int]] = tuple) -> None:
         """Let some time pass; PeerError when the deadline has passed since the last progress."""
         now = time.monotonic()
         self._began = self._began or now

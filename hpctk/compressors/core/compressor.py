@@ -48,7 +48,7 @@ class Compressor(ABC):
         self.min_elements = min_elements
         self._seat = 0
 
-    def spares(self, name: str, tensor: torch.Tensor) -> bool:
+    def is_excluded(self, name: str, tensor: torch.Tensor) -> bool:
         """Return whether the tensor is left alone and travels as it is.
 
         By its name (`exclude`), its size (`min_elements`), or its dtype: only float16, bfloat16, float32
@@ -117,7 +117,7 @@ class Compressor(ABC):
         lists = {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
         return {"compressor": type(self).__name__, **values, **lists}
 
-    def seat(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Tell the compressor which rank it works on, once; only those that draw independently care."""
         self._seat = rank
 
@@ -206,4 +206,4 @@ def _called(name: str) -> str:
 
 def _allowed() -> str:
     known = ", ".join(arrays.dtype_name(dtype) for dtype in arrays.DTYPES)
-    return f"only {known} are compressed; `spares` tells"
+    return f"only {known} are compressed; `is_excluded` tells"

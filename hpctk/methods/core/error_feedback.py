@@ -28,7 +28,7 @@ from hpctk.compressors.core.compressor import refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import SettingError
 from hpctk.methods.core.replica import Replica, restore
-from hpctk.methods.core.update_step import Row
+from hpctk.methods.core.update_step import FlatBuffer
 from hpctk.telemetry.span import Span
 
 #: The name of the model as one vector, for compressors and residuals.
@@ -60,11 +60,11 @@ class ErrorFeedback:
         self._replica = replica
         # Copies: both may be one object, and only the worker's draws are to differ from rank to rank.
         self._compressor, self._server = deepcopy(compressor), deepcopy(server)
-        self._compressor.seat(replica.world.rank)
+        self._compressor.set_rank(replica.world.rank)
         signs = [each for each in (self._compressor, self._server) if isinstance(each, Sign)]
         named = list(zip(replica.names, replica.parameters, strict=True))
-        spared = {name: not signs or signs[0].spares(name, parameter) for name, parameter in named}
-        if signs and any(spared[name] != signs[-1].spares(name, parameter) for name, parameter in named):
+        spared = {name: not signs or signs[0].is_excluded(name, parameter) for name, parameter in named}
+        if signs and any(spared[name] != signs[-1].is_excluded(name, parameter) for name, parameter in named):
             raise SettingError("Sign as compressor and Sign as server must spare the same tensors")
         named.sort(key=lambda pair: spared[pair[0]])
         self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
@@ -73,7 +73,7 @@ class ErrorFeedback:
         self._n = sum(parameter.numel() for parameter in self.parameters[: self._signed])
         self._two_way = len(signs) == 2 and self._n > 0
         self._residuals, self._server_residuals = Residuals(), Residuals()
-        self._row = Row(self.parameters if isinstance(self._compressor, Sign) else [])
+        self._row = FlatBuffer(self.parameters if isinstance(self._compressor, Sign) else [])
         self.errors = self._row.parts or [
             self._residuals.of(name, parameter.detach()) for name, parameter in named
         ]
@@ -84,7 +84,7 @@ class ErrorFeedback:
         lo, hi = shard_bounds(self._replica.world, self._n) if self._two_way else (0, 0)
         return whole[lo:hi].clone()
 
-    def exchange(self, updates: Row, x: Row) -> bool:
+    def exchange(self, updates: FlatBuffer, x: FlatBuffer) -> bool:
         """Replace updates by o and return False; or move x by o without writing it down, and return True.
 
         Collective over the communicator. In place.
@@ -96,7 +96,7 @@ class ErrorFeedback:
         self._serve(updates)
         return False
 
-    def _one_bit(self, updates: Row, x: Row) -> None:
+    def _one_bit(self, updates: FlatBuffer, x: FlatBuffer) -> None:
         n = self._n
         with engine_of(self._replica.world).span(WHOLE) as span:
             packet = self._signs(updates, span)
@@ -108,7 +108,7 @@ class ErrorFeedback:
         self._mean_of_spared(updates)
         x.flat[n:].sub_(updates.flat[n:])
 
-    def _signs(self, updates: Row, span: Span) -> Packet:
+    def _signs(self, updates: FlatBuffer, span: Span) -> Packet:
         update, error = updates.flat[: self._n], self._row.flat[: self._n]
         # First on all ranks: what one has taken out of its residual would never be sent if another failed.
         with self._replica.world.shared_errors("compressing"):
@@ -116,12 +116,12 @@ class ErrorFeedback:
         with span.compressing():
             return self._compressor.feed(update, error, WHOLE)
 
-    def _mean_of_spared(self, updates: Row) -> None:
+    def _mean_of_spared(self, updates: FlatBuffer) -> None:
         if self._signed < len(self.names):
             named = dict(zip(self.names[self._signed :], updates.parts[self._signed :], strict=True))
             dense_mean(self._replica.world, named, self._replica.schedule, "updates")
 
-    def _mean(self, updates: Row) -> None:
+    def _mean(self, updates: FlatBuffer) -> None:
         here, schedule = self._replica.world, self._replica.schedule
         if not isinstance(self._compressor, Sign):
             named = dict(zip(self.names, updates.parts, strict=True))
@@ -132,21 +132,23 @@ class ErrorFeedback:
             with engine_of(here).span(WHOLE) as span:
                 mean_of_signs(here, self._signs(updates, span), updates.flat[: self._n])
 
-    def _serve(self, updates: Row) -> None:
+    def _serve(self, updates: FlatBuffer) -> None:
         server, kept = self._server, self._server_residuals
         if isinstance(server, Sign):
             whole = updates.flat[: self._n]
             feed_common_signs(self._replica.world, whole, kept.of(WHOLE, whole))
         elif server is not None:
             for name, part in zip(self.names, updates.parts, strict=True):
-                if not server.spares(name, part):
+                if not server.is_excluded(name, part):
                     part.copy_(server.decompress(kept.feed(server, name, part)))
 
     def average(self) -> None:
         """Replace all residuals by their mean over the ranks. Collective over the communicator. In place."""
         named = zip(self.names, self.errors, strict=True)
         errors = {
-            f"residual of {name}": error for name, error in named if not self._compressor.spares(name, error)
+            f"residual of {name}": error
+            for name, error in named
+            if not self._compressor.is_excluded(name, error)
         }
         dense_mean(self._replica.world, errors, self._replica.schedule, "residuals")
 

@@ -22,7 +22,7 @@ class GradientRun(Run):
         #: Whether the gradients of this step have been exchanged, and whether they are not to be applied.
         self.synchronized = self.skipping = False
         #: Where buckets are under way since backward: brings them home instead of exchanging all at once.
-        self.bring_home: Callable[[], object] | None = None
+        self.finish_overlap: Callable[[], object] | None = None
         #: Hooks that notice a backward between `ahead` and the step.
         self._watches: list[RemovableHandle] = []
 
@@ -82,8 +82,8 @@ class GradientRun(Run):
 
     def synchronize(self) -> None:
         """Exchange the gradients now. Collective over the communicator."""
-        if self.bring_home is not None:
-            self.bring_home()
+        if self.finish_overlap is not None:
+            self.finish_overlap()
         else:
             self._settle(self.exchange_status())
 

@@ -14,7 +14,7 @@ from hpctk.comm import buffers
 from hpctk.compressors.core import sparse
 from hpctk.errors import TensorError
 from hpctk.kernels import device, merge
-from hpctk.methods.core.update_step import Row, squared_distance
+from hpctk.methods.core.update_step import FlatBuffer, squared_distance
 
 Pairs = tuple[Any, Any]
 
@@ -25,11 +25,11 @@ class LastMessages:
     Parameters
     ----------
     ranks : int
-    room : Row
+    room : FlatBuffer
         Of the parameters that messages are about: memory for their sum.
     """
 
-    def __init__(self, ranks: int, room: Row) -> None:
+    def __init__(self, ranks: int, room: FlatBuffer) -> None:
         self._room, self._n, self._dtype = room, room.flat.numel(), buffers.dtype_of(room.flat).name
         self._edges = np.cumsum([0, *(part.numel() for part in room.parts)])
         #: Indices in the model as one vector, ascending, and values; None of a rank that has said nothing.

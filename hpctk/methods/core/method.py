@@ -24,7 +24,7 @@ import torch
 from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError
 from hpctk.methods.core.replica import Gradients, Replica
-from hpctk.methods.core.resharding import Earlier
+from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import StepStatus
 
 Closure = Callable[[], Any]
@@ -107,7 +107,7 @@ class Run(ABC):
         if state:
             raise HpctkError(f"{type(self).__name__} keeps no state, but was given {', '.join(state)}")
 
-    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return the local state to go on from where another number of ranks saved theirs.
 
         Rank 0's by default, which is right for what all ranks have in common.

@@ -11,7 +11,7 @@ import torch
 from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.methods.core.method import Closure, Run, evaluate
 from hpctk.methods.core.replica import Replica
-from hpctk.methods.core.resharding import Earlier
+from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus
 
 
@@ -111,7 +111,7 @@ class ModelRun(Run):
         self.since_round = int(state["since_round"])
         self.bad, self.last_step_was_bad = state["bad"], bool(state["last_step_was_bad"])
 
-    def resized_state(self, earlier: Earlier) -> dict[str, Any]:
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return rank 0's state; a bad gradient that nobody has heard of is forgotten."""
         return {**super().resized_state(earlier), "bad": None}
 

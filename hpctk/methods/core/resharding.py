@@ -14,7 +14,7 @@ import torch
 K = TypeVar("K", bound=Hashable)
 
 
-class Earlier(Protocol):
+class SavedRanks(Protocol):
     """The local states that the ranks of an earlier run saved.
 
     Attributes
@@ -32,7 +32,7 @@ class Earlier(Protocol):
         """Return what rank 0 had under a key; all of its state where none is given."""
 
 
-def shares(rows: Iterable[Mapping[K, torch.Tensor]], size: int) -> dict[K, torch.Tensor]:
+def reshard(rows: Iterable[Mapping[K, torch.Tensor]], size: int) -> dict[K, torch.Tensor]:
     """Return the sum of the ranks' tensors over `size`; one that a rank lacks counts as zeros.
 
     `size` is the number of ranks that have saved, where the mean is to be kept; it is the number that go on where the

@@ -6,7 +6,7 @@ arXiv 2403.04206). The round waits for all, so each rank takes one of those; fas
 
 The first `size` tickets of a cycle are dealt, one to each rank, which is what comes of the protocol when every
 rank takes its next ticket as it leaves the round: a rank joins at most one round in a step, and nobody asks rank 0
-for what is known. The others are counted by a word that rank 0 owns (shared_word.py). In a round all ranks are
+for what is known. The others are counted by a word that rank 0 owns (shared_counter.py). In a round all ranks are
 together, and rank 0 sets the word back to 0; so a rank without data may join the round without a ticket, and the
 one it holds is lost.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.comm.shared_counter import OWNER, shared_word
+from hpctk.comm.shared_counter import OWNER, shared_counter
 from hpctk.comm.world import World
 
 
@@ -37,7 +37,7 @@ class Tickets:
     def __init__(self, here: World, period: int) -> None:
         self._engine = engine_of(here)
         self._rank, self._size, self._period = here.rank, here.size, period
-        self._word = shared_word(here)
+        self._word = shared_counter(here)
         self._first = 0
         self.number = here.rank
 

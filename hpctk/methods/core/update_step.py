@@ -16,7 +16,7 @@ from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.step_status import StepStatus
 
 
-class Row:
+class FlatBuffer:
     """Tensors of the parameters' shapes, one after the other in one piece of memory; zeros at first.
 
     Kept from step to step: in a large model, new memory costs more than the arithmetic on it.
@@ -75,7 +75,7 @@ class UpdateRun(Run):
             self.t += 1
 
 
-def difference(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], out: Row) -> None:
+def difference(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], out: FlatBuffer) -> None:
     """Write before - after into a row, in one pass and without new memory."""
     for a, b, part in zip(before, after, out.parts, strict=True):
         torch.sub(a, b, out=part)

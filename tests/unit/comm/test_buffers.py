@@ -1,4 +1,4 @@
-"""The door to MPI: which tensors pass, in which order their elements lie, and how they come back."""
+"""The way to MPI: which tensors pass, in which order their elements lie, and how they come back."""
 
 import numpy as np
 import pytest
@@ -317,101 +317,101 @@ def synchronised(monkeypatch):
 
 @pytest.mark.parametrize("gpu_aware", [False, True])
 def test_host_memory_passes_as_it_is(synchronised, gpu_aware):
-    door, tensor, array = buffers.Door(gpu_aware), torch.zeros(3), np.zeros(3)
-    assert door.enter(tensor, stage=True).data_ptr() == tensor.data_ptr()
-    assert np.shares_memory(door.enter(array), array)
+    stager, tensor, array = buffers.Stager(gpu_aware), torch.zeros(3), np.zeros(3)
+    assert stager.to_comm(tensor, stage=True).data_ptr() == tensor.data_ptr()
+    assert np.shares_memory(stager.to_comm(array), array)
     assert synchronised == []
 
 
 def test_device_memory_goes_straight_to_an_mpi_that_takes_it(synchronised):
-    door, tensor = buffers.Door(gpu_aware=True), fake_cuda(torch.arange(6.0).reshape(2, 3))
-    flat = door.enter(tensor)
+    stager, tensor = buffers.Stager(gpu_aware=True), fake_cuda(torch.arange(6.0).reshape(2, 3))
+    flat = stager.to_comm(tensor)
     assert flat.data_ptr() == tensor.data_ptr()
     assert buffers.on_device(flat)
     assert buffers.as_bytes(flat).data_ptr() == tensor.data_ptr()
     # MPI does not know about streams: the values must be there before it looks.
     assert synchronised == [tensor.data_ptr()]
     flat += 1
-    door.leave(tensor, flat)
+    stager.from_comm(tensor, flat)
     assert tensor.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 @pytest.mark.parametrize(("gpu_aware", "stage"), [(False, False), (False, True), (True, True)])
 def test_device_memory_is_staged_otherwise(synchronised, gpu_aware, stage):
-    door, tensor = buffers.Door(gpu_aware), fake_cuda(torch.arange(6.0).reshape(2, 3))
-    flat = door.enter(tensor, stage=stage)
+    stager, tensor = buffers.Stager(gpu_aware), fake_cuda(torch.arange(6.0).reshape(2, 3))
+    flat = stager.to_comm(tensor, stage=stage)
     assert not buffers.on_device(flat)
     assert isinstance(buffers.as_bytes(flat), np.ndarray)
     assert flat.tolist() == [0, 1, 2, 3, 4, 5]
     assert synchronised == [tensor.data_ptr()]
     flat += 1
     assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
-    door.leave(tensor, flat)
+    stager.from_comm(tensor, flat)
     assert tensor.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 @pytest.mark.parametrize("gpu_aware", [False, True])
 def test_device_memory_in_another_order(synchronised, gpu_aware):
-    door, tensor = buffers.Door(gpu_aware), fake_cuda(torch.arange(6.0).reshape(2, 3).t())
-    flat = door.enter(tensor)
+    stager, tensor = buffers.Stager(gpu_aware), fake_cuda(torch.arange(6.0).reshape(2, 3).t())
+    flat = stager.to_comm(tensor)
     assert flat.tolist() == [0, 3, 1, 4, 2, 5]
     flat += 1
-    door.leave(tensor, flat)
+    stager.from_comm(tensor, flat)
     assert tensor.tolist() == [[1, 4], [2, 5], [3, 6]]
 
 
 def test_a_contiguous_copy_is_what_gets_synchronised(synchronised):
     # The copy is the device's work too: waiting for the original alone would send half a copy.
-    flat = buffers.Door(gpu_aware=True).enter(fake_cuda(torch.arange(6.0).reshape(2, 3).t()))
+    flat = buffers.Stager(gpu_aware=True).to_comm(fake_cuda(torch.arange(6.0).reshape(2, 3).t()))
     assert synchronised == [flat.data_ptr()]
 
 
 @pytest.mark.parametrize("gpu_aware", [False, True])
 def test_foreign_device_arrays(synchronised, gpu_aware):
-    door, array = buffers.Door(gpu_aware), FakeCupyArray(np.arange(4.0))
-    flat = door.enter(array)
+    stager, array = buffers.Stager(gpu_aware), FakeCupyArray(np.arange(4.0))
+    flat = stager.to_comm(array)
     assert len(synchronised) == 1
     flat += 1
-    door.leave(array, flat)
+    stager.from_comm(array, flat)
     assert array.array.tolist() == [1, 2, 3, 4]
 
 
 def test_tensors_under_way_at_once_do_not_share_a_buffer(synchronised):
-    door = buffers.Door(gpu_aware=False)
+    stager = buffers.Stager(gpu_aware=False)
     tensors = [fake_cuda(torch.full((n,), float(n), dtype=torch.float16)) for n in (5, 3, 7)]
-    flats = [door.enter(tensor) for tensor in tensors]
+    flats = [stager.to_comm(tensor) for tensor in tensors]
     for tensor, flat in reversed(list(zip(tensors, flats, strict=True))):
         flat *= 10
-        door.leave(tensor, flat)
+        stager.from_comm(tensor, flat)
     assert [tensor.tolist() for tensor in tensors] == [[50.0] * 5, [30.0] * 3, [70.0] * 7]
 
 
 def test_buffers_are_used_again(synchronised):
-    door, addresses = buffers.Door(gpu_aware=False), set()
+    stager, addresses = buffers.Stager(gpu_aware=False), set()
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.bool):
         tensor = fake_cuda(torch.zeros(100, dtype=dtype))
-        flat = door.enter(tensor)
+        flat = stager.to_comm(tensor)
         addresses.add(flat.data_ptr())
-        door.leave(tensor, flat)
+        stager.from_comm(tensor, flat)
     assert len(addresses) == 1
 
 
 def test_empty_device_tensors(synchronised):
-    door = buffers.Door(gpu_aware=False)
+    stager = buffers.Stager(gpu_aware=False)
     full, empties = fake_cuda(torch.ones(4)), [fake_cuda(torch.empty(0)), fake_cuda(torch.empty(2, 0))]
-    staged = door.enter(full)
-    flats = [door.enter(tensor) for tensor in empties]
+    staged = stager.to_comm(full)
+    flats = [stager.to_comm(tensor) for tensor in empties]
     assert [len(flat) for flat in flats] == [0, 0]
     for tensor, flat in zip(empties, flats, strict=True):
-        door.leave(tensor, flat)
+        stager.from_comm(tensor, flat)
     staged += 1
-    door.leave(full, staged)
+    stager.from_comm(full, staged)
     assert full.tolist() == [2, 2, 2, 2]
 
 
 def test_refusals_come_before_the_device_is_touched(synchronised):
     with pytest.raises(TensorError):
-        buffers.Door(gpu_aware=False).enter(fake_cuda(torch.zeros(3, dtype=torch.complex32)))
+        buffers.Stager(gpu_aware=False).to_comm(fake_cuda(torch.zeros(3, dtype=torch.complex32)))
     assert synchronised == []
 
 

@@ -79,13 +79,13 @@ def test_spared_by_name_size_and_kind():
     compressor = Sign(exclude=["head.weight", "*.bias", "norm[12].*"], min_elements=10)
     big = torch.zeros(10)
     spared = [name for name in ("head.weight", "a.bias", "norm1.w", "norm3.w", "a.weight", "bias", "HEAD.weight")
-              if compressor.spares(name, big)]  # fmt: skip
+              if compressor.is_excluded(name, big)]  # fmt: skip
     assert spared == ["head.weight", "a.bias", "norm1.w"]
-    assert compressor.spares("a.weight", torch.zeros(9))
-    assert compressor.spares("a.weight", torch.zeros(10, dtype=torch.int64))
-    assert not Sign().spares("a.bias", torch.zeros(0))
+    assert compressor.is_excluded("a.weight", torch.zeros(9))
+    assert compressor.is_excluded("a.weight", torch.zeros(10, dtype=torch.int64))
+    assert not Sign().is_excluded("a.bias", torch.zeros(0))
     # A name that looks like a pattern is still a name.
-    assert Sign(exclude=["blocks[0]"]).spares("blocks[0]", big)
+    assert Sign(exclude=["blocks[0]"]).is_excluded("blocks[0]", big)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_two_alike_do_alike_whatever_the_global_seed(key):
 def test_random_k_takes_the_same_indices_on_every_rank():
     ranks = [RandomK(0.1, seed=3) for _ in range(3)]
     for rank, compressor in enumerate(ranks):
-        compressor.seat(rank)
+        compressor.set_rank(rank)
     seen = []
     for step in range(3):
         given = [normal(50, seed=10 * step + rank) for rank in range(3)]
@@ -272,7 +272,7 @@ def test_qsgd_draws_anew_by_rank_call_and_name():
     seated = []
     for rank in range(2):
         compressor = QSGD()
-        compressor.seat(rank)
+        compressor.set_rank(rank)
         seated.append(compressor)
     tensor = normal(1000)
     packets = [
