@@ -117,6 +117,19 @@ def world(comm):
 
 
 @pytest.fixture(scope="module")
+def shared_folder():
+    """A folder that all ranks see, for MPI tests too quick to make one each; gone after the module."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    folder = Path(comm.bcast(tempfile.mkdtemp(prefix="hpctk-tests-") if comm.rank == 0 else None))
+    yield folder
+    comm.barrier()
+    if comm.rank == 0:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
 def process_group():
     """A gloo group of the job's ranks beside MPI, for MPI tests; gone, with its connections, after the module."""
     import torch.distributed as dist

@@ -14,15 +14,15 @@ OVER_MPI, OVER_TORCH = pairs("mpi"), pairs("torch", "ddp")
 
 @pytest.mark.filterwarnings("ignore:AdaCons's momentum was of")
 @pytest.mark.parametrize("name", OVER_MPI)
-def test_over_mpi(comm, mpi_tmp_path, name):
+def test_over_mpi(comm, shared_folder, name):
     way, case = OVER_MPI[name]
-    digests.check(way, case, train(way, case, mpi_tmp_path), comm)
+    digests.check(way, case, train(way, case, shared_folder / name), comm)
 
 
 @pytest.mark.parametrize("name", OVER_TORCH)
-def test_over_torch(comm, process_group, mpi_tmp_path, name):
+def test_over_torch(comm, process_group, shared_folder, name):
     way, case = OVER_TORCH[name]
-    digests.check(way, case, train(way, case, mpi_tmp_path), comm)
+    digests.check(way, case, train(way, case, shared_folder / name), comm)
 
 
 def test_everything_is_recorded():

@@ -12,6 +12,6 @@ UNDER_HOROVOD = pairs("horovod", "compression")
 
 
 @pytest.mark.parametrize("name", UNDER_HOROVOD)
-def test_under_horovod(comm, hvd, mpi_tmp_path, name):
+def test_under_horovod(comm, hvd, shared_folder, name):
     way, case = UNDER_HOROVOD[name]
-    digests.check(way, case, train(way, case, mpi_tmp_path), comm)
+    digests.check(way, case, train(way, case, shared_folder / name), comm)
