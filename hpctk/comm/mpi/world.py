@@ -95,7 +95,7 @@ class MpiWorld(World):
         with self.one_thread:
             request = self.control.Iallreduce(MPI.IN_PLACE, [least, MPI.INT64_T], MPI.MIN)
             self.wait([request], operation)
-        return [int(value) for value in least]
+        return list(least.tolist())
 
     def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
         """Overwrite `data` by root's. Collective over the communicator. In place."""

@@ -104,7 +104,7 @@ class TorchWorld(World):
         self._do(
             operation, lambda: dist.all_reduce(least, dist.ReduceOp.MIN, group=self.group, async_op=True)
         )
-        return [int(value) for value in least.tolist()]
+        return list(least.tolist())
 
     def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
         """Overwrite `data` by root's. Collective over the communicator. In place."""
