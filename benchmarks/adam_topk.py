@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -99,6 +100,7 @@ def loss_of(model, seed, rank, t):
 
 def train(here, way, seed):
     """Return the loss at the end, and how far parameters have moved. Collective over the communicator."""
+    began = time.perf_counter()
     torch.manual_seed(seed)
     model = Network()
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -127,7 +129,7 @@ def train(here, way, seed):
         loss = sum(float(loss_of(model, seed, 99, 10_000 + i)) for i in range(4)) / 4
         pairs = zip(model.parameters(), before, strict=True)
         moved = torch.cat([(a - b).abs().flatten() for a, b in pairs]).mean()
-    return {"loss": loss, "moved": float(moved) / way.rate}
+    return {"loss": loss, "moved": float(moved) / way.rate, "seconds": time.perf_counter() - began}
 
 
 def main() -> None:
@@ -164,7 +166,15 @@ def show(chosen, target) -> None:
         )
     print(table(["", "loss", "least", "most", "moved"], rows))
     if target is not None:
-        plain = {name: {**asdict(way), "method": repr(way.method())} for name, way in chosen.items()}
+        plain = [
+            {
+                "name": name,
+                "seconds": median(one["seconds"] for one in way.results),
+                **asdict(way),
+                "method": repr(way.method()),
+            }
+            for name, way in chosen.items()
+        ]
         target.write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
 
 

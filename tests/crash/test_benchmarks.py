@@ -20,6 +20,7 @@ SINGLE = {
     ),
 }
 RANKS = {
+    "adam_topk": (["--seeds", "1", "--only", "dense"], ["dense"]),
     "adapters": (["--elements", "1e5"], ["hpctk", "hpctk:alone", "ddp"]),
     "allreduce": (
         ["--bytes", "8192", "--no-calibration"],
@@ -41,7 +42,7 @@ RANKS = {
 def rows_of(name, command, options, tmp_path):
     """Run a benchmark and return its rows by name."""
     target = tmp_path / "rows.json"
-    repeats = [] if name == "regression" else ["--repeats", "1"]
+    repeats = [] if name in ("adam_topk", "regression") else ["--repeats", "1"]
     ended = run([*command, *options, *repeats, "--json", str(target)], timeout_s=240)
     assert ended.code == 0, ended.output
     rows = json.loads(target.read_text())

@@ -31,7 +31,7 @@ GLOO = "import torch.distributed as dist; dist.init_process_group('gloo')"
     [
         (COLLECTIVE, "stay_away()", "consensus (handshake on consensus)"),
         (COLLECTIVE, "Part.gather = stay_away", "consensus (ring allgather of 9 elements)"),
-        (EVALUATION, "stay_away()", "consensus (MPI_Allreduce of a few elements)"),
+        (EVALUATION, "stay_away()", "consensus()"),
     ],
     ids=["at its beginning", "in its middle", "of a model"],
 )

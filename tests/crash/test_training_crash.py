@@ -87,16 +87,12 @@ def test_out_of_data_and_stuck(tmp_path):
 
 
 def test_out_of_data_and_on_to_the_evaluation(tmp_path):
-    """Both wait, in different calls: the error names both, whoever's time is over first."""
+    """Both are in different calls: the error names both, on both, at once."""
     output, seconds = crash(
         tmp_path, "LocalSGD", "opt.consensus().__enter__()", after_backward=False, timeout_s="4"
     )
     assert seconds < 20
-    told = {
-        "waited 4 s in opening a round": "rank 1 waits in MPI_Allreduce",
-        "waited 4 s in MPI_Allreduce": "rank 0 waits in opening a round",
-    }
-    assert any(own in output and other in output for own, other in told.items()), output
+    assert "rank 0 is in opening a round, rank 1 in consensus()" in output
 
 
 def test_an_exception_inside_join_is_not_held_up(tmp_path):

@@ -51,12 +51,13 @@ MEANWHILE = """
         for number, call in enumerate(calls):
             print("refused:", number, second(call), flush=True)
         thread.join()
-    print("result:", results[0].unique().tolist(), flush=True)
+    # In one write, so that no line is torn.
+    print(f"result: {{results[0].unique().tolist()}}\\n", end="", flush=True)
     # Once it has left, others may come.
     opt.zero_grad()
     model(torch.ones(1, 4)).sum().backward()
     opt.step()
-    print("after:", hpctk.allreduce(torch.ones(1), op="sum", comm=comm).item(), flush=True)
+    print(f"after: {{hpctk.allreduce(torch.ones(1), op='sum', comm=comm).item()}}\\n", end="", flush=True)
 """
 CALLS = 11
 ADVICE = "two threads use one communicator at once: give each thread its own, "

@@ -20,9 +20,10 @@ def consensus_model(run: Run, counting: Callable[[], AbstractContextManager[None
     """
     replica = run.replica
     kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
-    with counting(), replica.world.calling("consensus"):
+    with counting():
         # Not every method exchanges anything here: ranks that are elsewhere are to hear of it all the same.
         replica.world.barrier("consensus()")
+    with counting(), replica.world.calling("consensus"):
         target = run.consensus_parameters()
         averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
         dense_mean(replica.world, averaged, replica.schedule, "buffers")
