@@ -9,7 +9,7 @@ from hpctk.errors import HpctkError, SettingError
 
 
 @pytest.fixture(scope="module")
-def allreduce_small(hvd):
+def few(hvd):
     """All ranks but number 1, as a process set."""
     if hvd.size() == 1:
         pytest.skip("needs another rank")
