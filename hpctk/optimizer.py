@@ -27,7 +27,7 @@ from hpctk.methods.core.gradient_step import GradientRun
 from hpctk.methods.core.method import Closure, Method
 from hpctk.methods.core.replica import Replica
 from hpctk.ways_in import handshake
-from hpctk.ways_in.grad_scaler import tell, unscale
+from hpctk.ways_in.grad_scaler import ResidualScale, tell, unscale
 from hpctk.ways_in.overlap import Overlap, overlapping, release
 from hpctk.ways_in.participant import Participant, note_one_rank
 from hpctk.ways_in.tally import StatsLike, Tally, wanted
@@ -122,6 +122,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         )  # fmt: skip
         self._tally = Tally(self._replica, method, recorded)
         self._joining = False
+        self._residual_scale = ResidualScale(self)
         release(trained.values())
         with self._tally.preparing():
             broadcast_in_place(here, [x.detach() for x in (*parameters.values(), *buffers.values())])
@@ -184,7 +185,9 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         try:
             if self._overlap is not None and isinstance(run, GradientRun):
                 # Under way since backward, and so scaled.
-                run.ahead()
+                self._exchange_early(run)
+            exchanged = isinstance(run, GradientRun) and run.synchronized
+            self._residual_scale.learn(scaler, exchanged_scaled=exchanged)
             overflown = unscale(scaler, self)
             if isinstance(run, GradientRun) and run.synchronized:
                 # What came of the exchange is the same on all ranks, and so is what the scaler has found in it.
@@ -215,7 +218,14 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         if not isinstance(self._run, GradientRun):
             raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
         with self._tally.counting():
-            self._run.ahead()
+            self._exchange_early(self._run)
+
+    def _exchange_early(self, run: GradientRun) -> None:
+        if not run.synchronized:
+            factor = self._residual_scale.factor()
+            if factor != 1:
+                run.rescale(factor)
+        run.ahead()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

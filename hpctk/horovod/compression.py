@@ -37,7 +37,7 @@ from hpctk.methods.core.method import Method, Run
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.mean import Mean
 from hpctk.ways_in import handshake
-from hpctk.ways_in.grad_scaler import is_unscaled, let_step_take_scaler, tell, unscale
+from hpctk.ways_in.grad_scaler import ResidualScale, is_unscaled, let_step_take_scaler, tell, unscale
 from hpctk.ways_in.overlap import release
 from hpctk.ways_in.participant import Participant
 from hpctk.ways_in.tally import Stats, StatsLike, Tally, kept_loss, wanted
@@ -131,6 +131,7 @@ class Compression(Participant, ReadyMade):
         self._error: HpctkError | None = None
         #: Whether the last step was not applied because a gradient was bad.
         self._skipped = False
+        self._residual_scale: ResidualScale | None = None
 
     def _end_round(self) -> None:
         """Let go of the gradients: Horovod has them all back."""
@@ -159,6 +160,7 @@ class Compression(Participant, ReadyMade):
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
         replica.agreed_on(list(trained), list(trained.values()))
         self._attachment = Attachment(optimizer, self._act, lambda: self._arrivals.count)
+        self._residual_scale = ResidualScale(optimizer)
         step = optimizer.step
 
         def scaled_step(closure: Any, scaler: Any) -> Any:
@@ -185,6 +187,8 @@ class Compression(Participant, ReadyMade):
                     "scaler.unscale_(opt) before opt.synchronize(): Horovod has copied sparse gradients as they were. "
                     "Call opt.synchronize() first, and step inside opt.skip_synchronize()."
                 )
+            if self._residual_scale is not None:
+                self._residual_scale.learn(scaler, exchanged_scaled=synchronized)
             overflown = unscale(scaler, optimizer)
             self._skipping |= overflown and synchronized and self.method.kind == "gradient"
             with optimizer.skip_synchronize() if synchronized else nullcontext():
@@ -256,6 +260,9 @@ class Compression(Participant, ReadyMade):
         run, replica = self._begun(), self._replica
         summing = sum_run(self.method, replica) if factor > 1 else None
         exchange = cast(GradientRun, run if summing is None else summing)
+        factor_of_residuals = 1.0 if self._residual_scale is None else self._residual_scale.factor()
+        if factor_of_residuals != 1:
+            exchange.rescale(factor_of_residuals)
         with self._tally.counting(), replica.exchanging():
             try:
                 exchange.synchronize()

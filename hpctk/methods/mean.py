@@ -87,6 +87,11 @@ class MeanRun(BucketRun):
         if self._compressor is not None:
             self._compressor.set_rank(replica.world.rank)
 
+    def rescale(self, factor: float) -> None:
+        """Multiply the residuals. In place."""
+        for residual in self.residuals.state_dict().values():
+            residual.mul_(factor)
+
     @property
     def _kept(self) -> Residuals | None:
         return self.residuals if self._settings.feedback else None

@@ -12,6 +12,7 @@ import types
 import warnings
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.amp.grad_scaler import OptState
@@ -33,6 +34,40 @@ def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
         scaler.unscale_(optimizer)
     found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
     return any(bool(one) for one in found.values())
+
+
+class ResidualScale:
+    """The scale that a method's residuals are in, where gradients are exchanged before they are unscaled.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        As the scaler knows it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = ref(optimizer)
+        self._scaler: ref[Any] | None = None
+        self._scale = 1.0
+
+    def factor(self) -> float:
+        """Return what residuals are to be multiplied by before the next exchange: 1 where no scaler is known. Local."""
+        before, self._scale = self._scale, self._now()
+        return self._scale / before
+
+    def learn(self, scaler: Any, *, exchanged_scaled: bool) -> None:
+        """Take note of the scaler of a step, and whether what was exchanged in it was still scaled. Local."""
+        if self._scaler is None:
+            # Until now nobody knew: what the first exchange left behind is in this scale.
+            self._scaler = ref(scaler)
+            self._scale = float(scaler.get_scale()) if exchanged_scaled else 1.0
+
+    def _now(self) -> float:
+        scaler = None if self._scaler is None else self._scaler()
+        optimizer = self._optimizer()
+        if scaler is None or optimizer is None or is_unscaled(scaler, optimizer):
+            return 1.0
+        return float(scaler.get_scale())
 
 
 def tell(scaler: Any, optimizer: torch.optim.Optimizer, skipped: bool) -> None:

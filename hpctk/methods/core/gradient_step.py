@@ -33,6 +33,12 @@ class GradientRun(Run):
         Collective over the communicator. In place.
         """
 
+    def rescale(self, factor: float) -> None:
+        """Take what is left of earlier gradients for `factor` times as much: the loss is scaled otherwise now.
+
+        Nothing by default. In place.
+        """
+
     def apply(self) -> None:
         """Let the base optimizer step on the exchanged gradients."""
         self.replica.base.step()
