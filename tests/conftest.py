@@ -77,6 +77,10 @@ def pytest_runtest_makereport(item, call):
         account = share_verdict(report.longreprtext if report.failed else None, item.nodeid)
         if account is not None:
             report.outcome, report.longrepr = "failed", account
+            if _verdicts.rank == 0:
+                # At once: the summary is lost where a later test ends the job.
+                sys.__stderr__.write(f"\n{item.nodeid} {account}\n")
+                sys.__stderr__.flush()
     return report
 
 

@@ -87,6 +87,27 @@ def test_ranks_that_step_different_optimizers(world, method, other):
         step(world.rank, *one)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_that_makes_a_step_more(world, method):
+    model = net()
+    for i in range(TRIES):
+        opt = trainee(model, METHODS[method]())[1]
+        for _ in range(i % 3):
+            step(world.rank, model, opt)
+        more = world.rank == i % world.size
+
+        def act(opt=opt, more=more):
+            if more:
+                step(world.rank, model, opt)
+            with opt.consensus():
+                pass
+
+        said = refused(world, act)
+        kind = "round" if METHODS[method]().kind == "model" else "step"
+        assert f"in opening a {kind}" in said
+        assert "must make the same collective calls in the same order" in said
+
+
 def test_a_step_beside_a_round(world):
     ours, theirs = trainee(net(), hpctk.Mean()), trainee(net(), hpctk.LocalSGD(period=1))
     for _ in range(TRIES):
