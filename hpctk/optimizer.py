@@ -10,7 +10,7 @@ What counts is `.grad` when step() is called, however it got there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,12 +23,13 @@ from hpctk.comm.world import world
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core import drift
 from hpctk.methods.core.evaluation import consensus_model
-from hpctk.methods.core.gradient_step import GradientRun
-from hpctk.methods.core.method import Closure, Method
+from hpctk.methods.core.method import Closure, GradientMethod, LocalStepMethod, LocalStepRun, Method, Run
 from hpctk.methods.core.replica import Replica
 from hpctk.ways_in import handshake
 from hpctk.ways_in.grad_scaler import ResidualScale, tell, unscale
-from hpctk.ways_in.overlap import Overlap, overlapping, release
+from hpctk.ways_in.gradient_exchange import buckets_of
+from hpctk.ways_in.gradient_steps import GradientSteps
+from hpctk.ways_in.overlap import Overlap, release
 from hpctk.ways_in.participant import Participant, note_one_rank
 from hpctk.ways_in.tally import StatsLike, Tally, wanted
 
@@ -117,20 +118,31 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
         frozen = {name: parameter for name, parameter in names.items() if name not in trained}
         self._replica = Replica(
-            here, optimizer, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient,
-            check_every,
-        )  # fmt: skip
+            here, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient, check_every
+        )
         self._tally = Tally(self._replica, method, recorded)
         self._joining = False
         self._residual_scale = ResidualScale(self)
         release(trained.values())
         with self._tally.preparing():
             broadcast_in_place(here, [x.detach() for x in (*parameters.values(), *buffers.values())])
+        self._overlap: Overlap | None = None
         with self._tally.counting():
-            self._run = method.begin(self._replica)
-        self._overlap = overlapping(self._run, self._tally.counting) if overlap else None
+            self._run, self._steps = self._begin(method, overlap)
         self._tally.begin()
         note_one_rank(here)
+
+    def _begin(self, method: Method, overlap: bool) -> tuple[Run, GradientSteps | LocalStepRun]:
+        """Return the method at work, and what makes its steps. Collective over the communicator."""
+        if isinstance(method, GradientMethod):
+            run = method.begin(self._replica)
+            buckets = buckets_of(run) if overlap else None
+            if buckets is not None:
+                self._overlap = Overlap(self._replica, buckets, self._tally.counting)
+            return run, GradientSteps(run, self._base, self._overlap)
+        assert isinstance(method, LocalStepMethod)
+        steps = method.begin(self._replica, self._base)
+        return steps, steps
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -175,35 +187,35 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         self._check_groups()
         with self._tally.counting():
             scaled = grad_scaler is not None
-            value = self._scaled_step(loss, grad_scaler) if scaled else self._run.step(closure, loss)
+            value = self._scaled_step(loss, grad_scaler) if scaled else self._steps.step(closure, loss)
         self._tally.end_step(self._run.counts, value if loss is None else loss)
         return value
 
     def _scaled_step(self, loss: Any, scaler: Any) -> Any:
-        run = self._run
+        steps = self._steps
         self._replica.scaled = True
         try:
-            if self._overlap is not None and isinstance(run, GradientRun):
+            if self._overlap is not None and isinstance(steps, GradientSteps):
                 # Under way since backward, and so scaled.
-                self._exchange_early(run)
-            exchanged = isinstance(run, GradientRun) and run.synchronized
+                self._exchange_early(steps)
+            exchanged = isinstance(steps, GradientSteps) and steps.synchronized
             self._residual_scale.learn(scaler, exchanged_scaled=exchanged)
             overflown = unscale(scaler, self)
-            if isinstance(run, GradientRun) and run.synchronized:
+            if isinstance(steps, GradientSteps) and steps.synchronized:
                 # What came of the exchange is the same on all ranks, and so is what the scaler has found in it.
-                run.skipping |= overflown
-            value = run.step(None, loss)
+                steps.skipping |= overflown
+            value = steps.step(None, loss)
         finally:
             self._replica.scaled = False
-        tell(scaler, self, run.skipped)
+        tell(scaler, self, steps.skipped)
         return value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, also those of a synchronize() whose step is not to be made."""
         self.check_between_steps("zero_grad()")
         super().zero_grad(set_to_none)
-        if isinstance(self._run, GradientRun):
-            self._run.forget()
+        if isinstance(self._steps, GradientSteps):
+            self._steps.forget()
 
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where gradients are under way, so that `what` would leave the ranks apart."""
@@ -215,17 +227,15 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
 
         Collective over the communicator. For gradient methods.
         """
-        if not isinstance(self._run, GradientRun):
+        if not isinstance(self._steps, GradientSteps):
             raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
         with self._tally.counting():
-            self._exchange_early(self._run)
+            self._exchange_early(self._steps)
 
-    def _exchange_early(self, run: GradientRun) -> None:
-        if not run.synchronized:
-            factor = self._residual_scale.factor()
-            if factor != 1:
-                run.rescale(factor)
-        run.ahead()
+    def _exchange_early(self, steps: GradientSteps) -> None:
+        if not steps.synchronized:
+            steps.rescale(self._residual_scale.factor())
+        steps.ahead()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -264,17 +274,16 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             yield
         finally:
             self._joining = False
-        idle = self._run.idle if self._overlap is None else self._overlap.idle
-        while self._idle_step(idle):
+        while self._idle_step():
             self._tally.end_step(self._run.counts)
         with self._tally.counting():
             leader, self._replica.leader = self._replica.leader, None
-            if leader is not None and isinstance(self._run, GradientRun):
-                self._replica.follow(leader)
+            if leader is not None and isinstance(self._steps, GradientSteps):
+                self._steps.follow(leader)
 
-    def _idle_step(self, idle: Callable[[], bool]) -> bool:
+    def _idle_step(self) -> bool:
         with self._tally.counting():
-            return idle()
+            return self._steps.idle()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the base optimizer's state and groups: what it would return without hpctk."""

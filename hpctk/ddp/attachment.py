@@ -13,9 +13,7 @@ elsewhere all are exchanged when the last one is there.
 
 from __future__ import annotations
 
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,18 +23,17 @@ from hpctk import optimizer
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.tuning import auto
 from hpctk.comm.world import World, world
-from hpctk.compressors.core import finite
 from hpctk.ddp.driver import Driver
 from hpctk.ddp.dropped_step import DroppedStep
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core import drift
-from hpctk.methods.core.gradient_step import BucketRun, GradientRun
-from hpctk.methods.core.method import Method
+from hpctk.methods.core.method import GradientMethod, GradientRun, Method
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.step_status import StatusExchange, StepStatus
 from hpctk.methods.mean import Mean
 from hpctk.telemetry.settings import StatsSettings
 from hpctk.ways_in import handshake
+from hpctk.ways_in.gradient_exchange import buckets_of, exchange_gradients
 from hpctk.ways_in.participant import Participant, note_one_rank
 from hpctk.ways_in.tally import StatsLike, Tally, kept_loss, wanted
 
@@ -104,23 +101,14 @@ def attach(
         auto.check(here, "allreduce", schedule)
         drift.check_every(check_every)
         recorded = wanted(stats)
-    attached = Attached(here, ddp_model, method, schedule, on_bad_gradient, recorded, check_every)
+    attached = Attached(
+        here, ddp_model, cast(GradientMethod, method), schedule, on_bad_gradient, recorded, check_every
+    )
     try:
         ddp_model.register_comm_hook(attached, lambda state, bucket: state.arrived(bucket))
     except RuntimeError as error:
         raise SettingError(f"attach: this model has a communication hook already ({error})") from error
     return attached
-
-
-@dataclass
-class Bucket:
-    """What DDP has handed over: some gradients by name, which are views of `buffer`."""
-
-    buffer: torch.Tensor
-    gradients: dict[str, torch.Tensor]
-    future: Any
-    #: Where the method exchanges buckets by themselves: what it has under way.
-    started: Any = None
 
 
 class Attached(Participant):
@@ -130,7 +118,7 @@ class Attached(Participant):
         self,
         here: World,
         ddp_model: DistributedDataParallel,
-        method: Method,
+        method: GradientMethod,
         schedule: str,
         on_bad_gradient: str,
         stats: StatsSettings | None,
@@ -145,11 +133,8 @@ class Attached(Participant):
         ]
         settings.append(("check_every", check_every))
         here.agree("hpctk.ddp.attach", [*settings, *method.settings().items(), *shapes])
-        # Never steps: whoever uses DDP has an optimizer of their own.
-        no_base = torch.optim.SGD(named.values(), lr=0.0)
         self._replica = Replica(
             here,
-            no_base,
             list(named),
             list(named.values()),
             schedule=schedule,
@@ -158,19 +143,17 @@ class Attached(Participant):
         )
         self._tally = Tally(self._replica, method, stats)
         with self._tally.counting():
-            run = method.begin(self._replica)
-        assert isinstance(run, GradientRun)
+            self._run: GradientRun = method.begin(self._replica)
         self.method = method
-        self._run: GradientRun = run
         self._loss: Any = None
-        self._parts = run if isinstance(run, BucketRun) and run.by_buckets else None
-        self._engine = engine_of(here)
-        self._driver = Driver(self._engine)
+        self._buckets = buckets_of(self._run)
+        self._driver = Driver(engine_of(here))
         self._names = {id(parameter): name for name, parameter in named.items()}
         # A parameter that no rank has used comes as zeros; DDP then leaves its .grad alone.
         self._zeros_are_absent = ddp_model.find_unused_parameters or ddp_model.static_graph
-        self._lanes: list[int] = []
-        self._buckets: list[Bucket] = []
+        #: What DDP has handed over in this backward: its buffers, the futures of these, and the gradients by name.
+        self._handed: list[tuple[torch.Tensor, Any]] = []
+        self._gradients: dict[str, torch.Tensor] = {}
         self._dropped = DroppedStep(named.values())
         self._tally.begin()
         note_one_rank(here)
@@ -181,7 +164,7 @@ class Attached(Participant):
 
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where backward has not ended, so that `what` would leave the ranks apart."""
-        if self._buckets:
+        if self._handed:
             raise HpctkError(f"{what} in the middle of backward")
 
     def state_dict(self) -> dict[str, Any]:
@@ -194,25 +177,19 @@ class Attached(Participant):
     def arrived(self, bucket: Any) -> Any:
         """Take a bucket (dist.GradBucket) and return the future of its exchange. Collective over the group."""
         if bucket.index() == 0:
-            self._buckets.clear()
-            self._dropped.over()
-            if self._replica.world.attached[StatusExchange] > 1:
-                # Another model's buckets may come on another rank: they would mix before anybody notices.
-                self._replica.status.check_same_step()
+            self._begin_backward()
         buffer = bucket.buffer()
         future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        self._handed.append((buffer, future))
         gradients = {
             self._names[id(parameter)]: _laid_out_like(parameter, gradient)
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
         }
-        taken = Bucket(buffer, gradients, future)
-        self._buckets.append(taken)
-        if self._parts is not None:
+        self._gradients |= gradients
+        if self._buckets is not None:
             with self._driver.lock, self._tally.counting():
-                sent = {name: _finite(gradient) for name, gradient in gradients.items()}
                 # DDP hands over the same buckets in the same order on all ranks.
-                with self._engine.span(f"bucket {bucket.index()}"):
-                    taken.started = self._parts.start_bucket(self._lane(bucket.index()), sent, in_order=True)
+                self._buckets.start(gradients.items(), in_order=True)
             if not bucket.is_last():
                 self._driver.start()
         if bucket.is_last():
@@ -223,56 +200,41 @@ class Attached(Participant):
             self._loss = None
         return future
 
-    def _lane(self, index: int) -> int:
-        if index >= len(self._lanes):
-            self._lanes += self._engine.reserve(1 + index - len(self._lanes))
-        return self._lanes[index]
+    def _begin_backward(self) -> None:
+        self._forget()
+        self._dropped.over()
+        if self._replica.world.attached[StatusExchange] > 1:
+            # Another model's buckets may come on another rank: they would mix before anybody notices.
+            self._replica.status.check_same_step()
+
+    def _forget(self) -> None:
+        self._handed, self._gradients = [], {}
+        if self._buckets is not None:
+            self._buckets.forget()
 
     def _finish(self) -> None:
-        """Bring all buckets home and hand them back. Collective over the group."""
-        gradients = {name: x for bucket in self._buckets for name, x in bucket.gradients.items()}
-        # A rank that has run out of data under DDP's join takes part outside of any backward, with an earlier model.
-        status = self._run.exchange_status(
+        """Exchange what has not left yet, bring home what has, and hand it back. Collective over the group."""
+        gradients = self._gradients
+        status, made = exchange_gradients(
+            self._run,
+            lambda: [self._present(gradients.get(name)) for name in self._replica.names],
+            # A rank without data, under DDP's join, takes part outside of any backward, with an earlier model.
             active=torch._C._current_graph_task_id() != -1,
-            gradients=lambda: [self._present(gradients.get(n)) for n in self._replica.names],
+            buckets=None if self._buckets is None else self._buckets.finish,
         )
-        has = [name for name, somewhere in zip(self._replica.names, status.has, strict=True) if somewhere]
-        if self._parts is not None:
-            self._take_over(self._results(self._parts, set(has), status), status)
-        elif has and status.bad is None:
-            self._run.exchange_in_place({name: gradients[name] for name in has})
-        for bucket in self._buckets:
-            if bucket.buffer.is_cuda:
-                torch.cuda.current_stream(bucket.buffer.device).synchronize()
-            bucket.future.set_result(bucket.buffer)
-        self._buckets.clear()
+        for name, gradient in made.items():
+            gradients[name].copy_(gradient)
+        for buffer, future in self._handed:
+            if buffer.is_cuda:
+                torch.cuda.current_stream(buffer.device).synchronize()
+            future.set_result(buffer)
+        self._forget()
         if status.bad is not None:
             _after_backward(lambda: self._drop(status))
 
     def _present(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         absent = gradient is None or (self._zeros_are_absent and not gradient.any())
         return None if absent else gradient
-
-    def _results(self, parts: BucketRun, has: set[str], status: StepStatus) -> list[torch.Tensor]:
-        """Return what all buckets come to. Collective over the group."""
-        started = [bucket.started for bucket in self._buckets]
-        if has and status.bad is None:
-            parts.counts["rounds"] += 1
-            return parts.finish_buckets(started, has)
-        # The buckets must come home all the same; a step that is not made leaves nothing behind.
-        state, counts = deepcopy(parts.local_state()), parts.counts.copy()
-        results = parts.finish_buckets(started, has)
-        parts.load_local_state(state)
-        parts.counts = counts
-        return results
-
-    def _take_over(self, results: list[torch.Tensor], status: StepStatus) -> None:
-        if status.bad is not None:
-            return
-        for bucket, flat in zip(self._buckets, results, strict=True):
-            sizes = [gradient.numel() for gradient in bucket.gradients.values()]
-            for gradient, part in zip(bucket.gradients.values(), flat.split(sizes), strict=True):
-                gradient.copy_(part.view(gradient.shape))
 
     def _drop(self, status: StepStatus) -> None:
         """Leave nothing to step on, and raise where that was asked for."""
@@ -289,7 +251,7 @@ class Attached(Participant):
 
 def _check(ddp_model: DistributedDataParallel, method: Any, on_bad_gradient: str) -> None:
     handshake.check_method(method, on_bad_gradient)
-    if method.kind != "gradient":
+    if not isinstance(method, GradientMethod):
         raise SettingError(
             f"attach: {type(method).__name__} does not exchange gradients: use "
             "hpctk.ddp.DistributedOptimizer(optimizer, method, model=model) on the bare model, not wrapped in "
@@ -318,11 +280,6 @@ def _laid_out_like(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Ten
     """Return a gradient as DDP lays it into its bucket: with the parameter's strides, a view."""
     # DDP hands it over as if it were contiguous, which for channels-last is another order of the elements.
     return gradient.as_strided(parameter.shape, parameter.stride()) if parameter.numel() else gradient
-
-
-def _finite(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient to send: zeros for one that is bad; that it is, all ranks hear with the last bucket."""
-    return gradient if finite.all_finite(gradient) else torch.zeros_like(gradient)
 
 
 def _after_backward(action: Any) -> None:

@@ -26,18 +26,18 @@ from hpctk.horovod.arrivals import Arrivals
 from hpctk.horovod.attachment import Attachment
 from hpctk.horovod.check import check_attached, check_method, check_same_parameters, needs_attach
 from hpctk.horovod.install import horovod
-from hpctk.horovod.kept_gradients import TokenReplica
 from hpctk.horovod.process_sets import communicator
 from hpctk.horovod.ready_made import ReadyMade
 from hpctk.horovod.sum_run import sum_run
 from hpctk.methods.core import drift
 from hpctk.methods.core.evaluation import consensus_model
-from hpctk.methods.core.gradient_step import GradientRun
-from hpctk.methods.core.method import Method, Run
+from hpctk.methods.core.method import GradientMethod, GradientRun, LocalStepMethod, LocalStepRun, Method, Run
+from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.mean import Mean
 from hpctk.ways_in import handshake
 from hpctk.ways_in.grad_scaler import ResidualScale, is_unscaled, let_step_take_scaler, tell, unscale
+from hpctk.ways_in.gradient_exchange import exchange_gradients
 from hpctk.ways_in.overlap import release
 from hpctk.ways_in.participant import Participant
 from hpctk.ways_in.tally import Stats, StatsLike, Tally, kept_loss, wanted
@@ -74,8 +74,6 @@ class Compression(Participant, ReadyMade):
     check_every : int
         Steps between two looks whether the replicas have drifted apart; 0 for never.
     """
-
-    _replica: TokenReplica
 
     def __init__(
         self,
@@ -117,10 +115,12 @@ class Compression(Participant, ReadyMade):
         here.agree("Compression", items)
         release(trained.values())
         self._arrivals = Arrivals(trained)
-        self._replica = TokenReplica(
-            here, cast(torch.optim.Optimizer, None), list(trained), list(trained.values()), model,
-            schedule=schedule, on_bad_gradient=on_bad_gradient, check_every=check_every,
+        self._replica = Replica(
+            here, list(trained), list(trained.values()), model, schedule=schedule, dense=True,
+            on_bad_gradient=on_bad_gradient, check_every=check_every,
         )  # fmt: skip
+        #: The gradients that went through `compress` in this step, by name; then what the exchange made of them.
+        self._kept: dict[str, torch.Tensor] = {}
         self._tally = Tally(self._replica, self.method, recorded)
         self._tally.begin()
         #: The gradients that Horovod has taken back, once they were exchanged.
@@ -135,7 +135,7 @@ class Compression(Participant, ReadyMade):
 
     def _end_round(self) -> None:
         """Let go of the gradients: Horovod has them all back."""
-        self._replica.kept.clear()
+        self._kept.clear()
         self._returned.clear()
         self._arrivals.reset()
         self._exchanged = False
@@ -167,7 +167,6 @@ class Compression(Participant, ReadyMade):
             return step(closure) if scaler is None else self._scaled_step(optimizer, step, scaler)
 
         let_step_take_scaler(optimizer, scaled_step)
-        replica.base = cast(torch.optim.Optimizer, self._attachment.base)
         return optimizer
 
     def _scaled_step(self, optimizer: Any, step: Any, scaler: Any) -> Any:
@@ -206,8 +205,8 @@ class Compression(Participant, ReadyMade):
                 "op=hvd.Average or hvd.Sum."
             )
         self._check_use()
-        name = self._arrivals.name_of(tensor, self._replica.kept)
-        self._replica.kept[name] = tensor.detach()
+        name = self._arrivals.name_of(tensor, self._kept)
+        self._kept[name] = tensor.detach()
         return tokens.token(self._replica.world.rank), name
 
     def decompress(self, token: torch.Tensor, name: str | None) -> torch.Tensor:
@@ -217,9 +216,9 @@ class Compression(Participant, ReadyMade):
             return token
         if not self._exchanged:
             self._first(token)
-        gradient = self._replica.kept[name]
+        gradient = self._kept[name]
         self._returned.add(name)
-        if len(self._returned) == len(self._replica.kept):
+        if len(self._returned) == len(self._kept):
             self._end_round()
             if self._error is not None and self._attachment is None:
                 raise self._error
@@ -245,7 +244,7 @@ class Compression(Participant, ReadyMade):
         """Tell of what Horovod has moved for us; how, it keeps to itself."""
         with self._tally.counting():
             engine_of(self.world).heard(
-                "tokens", "horovod", tokens.TOKEN_BYTES * len(self._replica.kept), time.perf_counter()
+                "tokens", "horovod", tokens.TOKEN_BYTES * len(self._kept), time.perf_counter()
             )
 
     def note_loss(self, loss: Any) -> None:
@@ -257,22 +256,32 @@ class Compression(Participant, ReadyMade):
         self._loss = None
 
     def _exchange(self, factor: int = 1) -> None:
-        run, replica = self._begun(), self._replica
-        summing = sum_run(self.method, replica) if factor > 1 else None
-        exchange = cast(GradientRun, run if summing is None else summing)
-        factor_of_residuals = 1.0 if self._residual_scale is None else self._residual_scale.factor()
-        if factor_of_residuals != 1:
-            exchange.rescale(factor_of_residuals)
-        with self._tally.counting(), replica.exchanging():
-            try:
-                exchange.synchronize()
-                self._skipping = exchange.skipping
-            finally:
-                exchange.forget()
-                if summing is not None:
-                    run.counts.update(summing.counts)
+        run = cast(GradientRun, self._begun())
+        summing = sum_run(self.method, self._replica) if factor > 1 else None
+        if self._residual_scale is not None:
+            scale = self._residual_scale.factor()
+            if scale != 1:
+                run.rescale(scale)
+        with self._tally.counting():
+            status, made = exchange_gradients(summing or run, self._gradients, self._groups)
+            self._kept |= made
+            if summing is not None:
+                run.counts.update(summing.counts)
+            self._skipping = run.skip_or_raise(status)
         if factor > 1 and summing is None and not self._skipping:
-            torch._foreach_mul_(list(replica.kept.values()), factor)
+            torch._foreach_mul_(list(self._kept.values()), factor)
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        """Return what Horovod wanted compressed, one of each parameter."""
+        for i, name in enumerate(self._replica.names):
+            if name in self._kept:
+                self._replica.check(i, self._kept[name])
+        return [self._kept.get(name) for name in self._replica.names]
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups; none before `attach`."""
+        return [] if self._attachment is None else self._attachment.base.param_groups
 
     def _act(self) -> bool:
         """Do what the method does in a step; return whether the base optimizer is not to step any more."""
@@ -284,9 +293,10 @@ class Compression(Participant, ReadyMade):
                     done = self._act_on_gradients()
                     self._skipped = self._skipping
                     return done
+                steps = cast(LocalStepRun, self._begun())
                 with self._tally.counting():
-                    self._begun().step(None, None)
-                self._skipped = self._begun().skipped
+                    steps.step(None, None)
+                self._skipped = steps.skipped
                 return True
             finally:
                 self._end_step()
@@ -298,13 +308,13 @@ class Compression(Participant, ReadyMade):
             # Horovod has compressed nothing.
             named = zip(self._replica.names, self._replica.parameters, strict=True)
             held = {name: p.grad for name, p in named if p.grad is not None and not p.grad.is_sparse}
-            self._replica.kept.update(held)
+            self._kept.update(held)
             self._exchange()
             self._end_round()
         if self._skipping or not needs_attach(self.method):
             return self._skipping
         with self._tally.counting():
-            cast(GradientRun, self._begun()).apply()
+            cast(GradientRun, self._begun()).apply(self._base)
         return True
 
     def _check_use(self) -> None:
@@ -325,8 +335,22 @@ class Compression(Participant, ReadyMade):
             if fresh and self.method.kind != "gradient":
                 check_same_parameters(self._replica)
             with self._tally.counting():
-                self._begun_run = self.method.begin(self._replica)
+                self._begun_run = self._begin()
         return self._begun_run
+
+    def _begin(self) -> Run:
+        if isinstance(self.method, LocalStepMethod):
+            return self.method.begin(self._replica, self._base)
+        run = cast(GradientMethod, self.method).begin(self._replica)
+        if self._attachment is not None:
+            run.meet(self._base)
+        return run
+
+    @property
+    def _base(self) -> torch.optim.Optimizer:
+        """The user's own optimizer inside Horovod's, as far as methods need one."""
+        assert self._attachment is not None
+        return cast(torch.optim.Optimizer, self._attachment.base)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -363,7 +387,7 @@ class Compression(Participant, ReadyMade):
 
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where gradients are under way, so that `what` would leave the ranks apart."""
-        if self._replica.kept:
+        if self._kept:
             raise HpctkError(f"{what} between backward and step()")
 
     def state_dict(self) -> dict[str, Any]:

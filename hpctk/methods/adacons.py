@@ -25,13 +25,12 @@ from hpctk.collectives.consensus import Part, aggregate_in_place, finish
 from hpctk.collectives.engine import consensus_weights
 from hpctk.collectives.engine.consensus_weights import ConsensusState
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.methods.core.gradient_step import BucketRun
-from hpctk.methods.core.method import Method
+from hpctk.methods.core.method import BucketRun, GradientMethod
 from hpctk.methods.core.replica import Replica
 
 
 @dataclass(frozen=True)
-class AdaCons(Method):
+class AdaCons(GradientMethod):
     """Weigh gradients by their agreement with the consensus.
 
     Attributes
@@ -44,7 +43,6 @@ class AdaCons(Method):
         Whether every tensor gets weights of its own.
     """
 
-    kind: ClassVar[str] = "gradient"
     summary: ClassVar[str] = "gradients weighted by their agreement, for one all-reduce's bytes"
 
     momentum: float = 0.99
@@ -67,6 +65,8 @@ class AdaConsRun(BucketRun):
         self._settings = settings
         #: The sorted momentum of each tensor by name, or of the whole model under "": the same on all ranks.
         self.momentum: dict[str, Any] = {}
+        #: What the last exchange made of it, and its fallbacks.
+        self._next: tuple[dict[str, Any], int] = {}, 0
         #: Memory for the parts of each bucket.
         self._rooms: dict[int, Any] = {}
 
@@ -125,8 +125,14 @@ class AdaConsRun(BucketRun):
         )
 
     def _remember(self, names: list[str], state: ConsensusState) -> None:
-        self.momentum |= {names[g]: momentum for g, momentum in state.sorted_momentum.items()}
-        self.counts["fallbacks"] += state.fallbacks
+        self._next = {names[g]: momentum for g, momentum in state.sorted_momentum.items()}, state.fallbacks
+
+    def commit(self) -> None:
+        """Keep the momentum of the last exchange."""
+        super().commit()
+        momentum, fallbacks = self._next
+        self.momentum |= momentum
+        self.counts["fallbacks"] += fallbacks
 
     def _room(self, like: torch.Tensor, n: int) -> torch.Tensor:
         room = engine_of(self.replica.world).workspace("adacons", n * like.element_size())

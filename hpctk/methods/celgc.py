@@ -17,9 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.methods.core.clipping import Clipping, check_clip
-from hpctk.methods.core.method import Method, scaled_rates
+from hpctk.methods.core.method import LocalStepMethod, scaled_rates
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.norms import global_norm
 from hpctk.methods.core.period import check_period
@@ -27,7 +29,7 @@ from hpctk.methods.core.replica import Replica
 
 
 @dataclass(frozen=True)
-class CELGC(Method):
+class CELGC(LocalStepMethod):
     """Clip locally, average the models every `period` steps.
 
     Attributes
@@ -48,25 +50,25 @@ class CELGC(Method):
         check_clip(self.clip)
         check_period(self.period)
 
-    def begin(self, replica: Replica) -> CelgcRun:
+    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> CelgcRun:
         """Return CELGC at work on a replica."""
-        return CelgcRun(self, replica)
+        return CelgcRun(self, replica, base)
 
 
 class CelgcRun(ModelRun):
     """CELGC at work on one rank."""
 
-    def __init__(self, settings: CELGC, replica: Replica) -> None:
-        super().__init__(replica, settings.period)
-        self._clipping = Clipping(settings.clip, replica.base)
+    def __init__(self, settings: CELGC, replica: Replica, base: torch.optim.Optimizer) -> None:
+        super().__init__(replica, base, settings.period)
+        self._clipping = Clipping(settings.clip, base)
 
     def local_step(self) -> None:
         """Step with the clipped rate."""
         norm = global_norm([gradient for gradient in self.replica.gradients() if gradient is not None])
         factor = self._clipping.factor(norm)
         self.counts["clipped_steps"] += factor < 1
-        with scaled_rates(self.replica.base, factor):
-            self.replica.base.step()
+        with scaled_rates(self.base, factor):
+            self.base.step()
 
     def average(self) -> None:
         """Replace the parameters by their mean over the workers. Collective over the communicator."""

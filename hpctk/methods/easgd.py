@@ -18,14 +18,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpctk.methods.core.method import Method
+from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.period import check_period, check_share
 from hpctk.methods.core.replica import Replica, restore
 
 
 @dataclass(frozen=True)
-class EASGD(Method):
+class EASGD(LocalStepMethod):
     """Let workers and centre pull each other every `period` steps.
 
     Attributes
@@ -46,9 +46,9 @@ class EASGD(Method):
         check_period(self.period)
         check_share("pull", self.pull)
 
-    def begin(self, replica: Replica) -> EasgdRun:
+    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> EasgdRun:
         """Return EASGD at work on a replica."""
-        return EasgdRun(self, replica)
+        return EasgdRun(self, replica, base)
 
 
 class EasgdRun(ModelRun):
@@ -60,8 +60,8 @@ class EasgdRun(ModelRun):
         xt, the same bits on all ranks.
     """
 
-    def __init__(self, settings: EASGD, replica: Replica) -> None:
-        super().__init__(replica, settings.period)
+    def __init__(self, settings: EASGD, replica: Replica, base: torch.optim.Optimizer) -> None:
+        super().__init__(replica, base, settings.period)
         self._pull = settings.pull
         self.centre = replica.copies()
 

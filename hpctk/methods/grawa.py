@@ -33,12 +33,12 @@ from hpctk.collectives.compressed_mean import dense_sum
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.errors import SettingError
 from hpctk.methods.core.grawa_weights import NONE_YET, weights
-from hpctk.methods.core.method import Closure, Method
+from hpctk.methods.core.method import Closure, LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.norms import norms
 from hpctk.methods.core.period import check_period, check_share
 from hpctk.methods.core.probe import probing
-from hpctk.methods.core.replica import Replica, restore
+from hpctk.methods.core.replica import Replica, first_bad, restore
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.tickets import Tickets
 
@@ -46,7 +46,7 @@ NORMS = ("step", "probe")
 
 
 @dataclass(frozen=True)
-class Grawa(Method):
+class Grawa(LocalStepMethod):
     """The settings that MGRAWA and LGRAWA share.
 
     Attributes
@@ -105,9 +105,9 @@ class Grawa(Method):
         """Fast workers do more steps in the asynchronous mode."""
         return not self.asynchronous
 
-    def begin(self, replica: Replica) -> GrawaRun:
+    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> GrawaRun:
         """Return the method at work on a replica. Collective over the communicator."""
-        return GrawaRun(self, replica)
+        return GrawaRun(self, replica, base)
 
     def settings(self) -> dict[str, object]:
         """Return all settings; of the probe only whether there is one: each rank has its own."""
@@ -150,9 +150,9 @@ class GrawaRun(ModelRun):
         Of the asynchronous mode.
     """
 
-    def __init__(self, settings: Grawa, replica: Replica) -> None:
+    def __init__(self, settings: Grawa, replica: Replica, base: torch.optim.Optimizer) -> None:
         # In asynchronous mode tickets say when a round is due, never the number of own steps.
-        super().__init__(replica, sys.maxsize if settings.asynchronous else settings.period)
+        super().__init__(replica, base, sys.maxsize if settings.asynchronous else settings.period)
         self._settings = settings
         self.lockstep = settings.lockstep
         self.tickets = Tickets(replica.world, settings.period) if settings.asynchronous else None
@@ -242,7 +242,7 @@ class GrawaRun(ModelRun):
         assert self._settings.probe is not None
         self._probes += 1
         with probing(self.replica, self._settings.probe, self._probes):
-            bad = self.replica.first_bad() is not None
+            bad = first_bad(self.replica.gradients()) is not None
             return np.full_like(self._norms, np.nan) if bad else self._own_norms()
 
     def _form_centre(self, mine: Any) -> None:

@@ -10,15 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.methods.core.method import Method
+from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.period import check_period
 from hpctk.methods.core.replica import Replica
 
 
 @dataclass(frozen=True)
-class LocalSGD(Method):
+class LocalSGD(LocalStepMethod):
     """Average the models every `period` steps.
 
     Attributes
@@ -35,9 +37,9 @@ class LocalSGD(Method):
     def __post_init__(self) -> None:
         check_period(self.period)
 
-    def begin(self, replica: Replica) -> LocalSgdRun:
+    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> LocalSgdRun:
         """Return local SGD at work on a replica."""
-        return LocalSgdRun(replica, self.period)
+        return LocalSgdRun(replica, base, self.period)
 
 
 class LocalSgdRun(ModelRun):

@@ -26,7 +26,7 @@ import torch
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.errors import SettingError
-from hpctk.methods.core.method import Method
+from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.period import check_period, check_share
 from hpctk.methods.core.replica import Replica, restore
@@ -37,7 +37,7 @@ LAST = 4
 
 
 @dataclass(frozen=True)
-class LSGD(Method):
+class LSGD(LocalStepMethod):
     """Pull workers toward the one with the lowest loss.
 
     Attributes
@@ -62,9 +62,9 @@ class LSGD(Method):
         check_share("pull", self.pull)
         check_share("prox", self.prox)
 
-    def begin(self, replica: Replica) -> LsgdRun:
+    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> LsgdRun:
         """Return LSGD at work on a replica."""
-        return LsgdRun(self, replica)
+        return LsgdRun(self, replica, base)
 
 
 class LsgdRun(ModelRun):
@@ -78,8 +78,8 @@ class LsgdRun(ModelRun):
         The leader's model of the last round in which there was one, the same bits on all ranks.
     """
 
-    def __init__(self, settings: LSGD, replica: Replica) -> None:
-        super().__init__(replica, settings.period)
+    def __init__(self, settings: LSGD, replica: Replica, base: torch.optim.Optimizer) -> None:
+        super().__init__(replica, base, settings.period)
         self._settings = settings
         self.leader: int | None = None
         self.centre = replica.copies()

@@ -31,15 +31,14 @@ from hpctk.comm import buffers
 from hpctk.compressors import Compressor, Residuals
 from hpctk.errors import SettingError
 from hpctk.methods.core.clipping import Clipping, check_clip
-from hpctk.methods.core.gradient_step import BucketRun
-from hpctk.methods.core.method import Method, scaled_rates
+from hpctk.methods.core.method import BucketRun, GradientMethod, scaled_rates
 from hpctk.methods.core.norms import global_norm
 from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
 
 
 @dataclass(frozen=True)
-class Mean(Method):
+class Mean(GradientMethod):
     """Average the gradients.
 
     Attributes
@@ -55,7 +54,6 @@ class Mean(Method):
         Average directions, and multiply by the mean norm.
     """
 
-    kind: ClassVar[str] = "gradient"
     summary: ClassVar[str] = "plain averaging of gradients, with any compressor"
 
     compressor: Compressor | None = None
@@ -81,7 +79,7 @@ class MeanRun(BucketRun):
         super().__init__(replica)
         self._settings = settings
         self.residuals = Residuals()
-        self._clipping = Clipping(settings.clip, replica.base) if settings.clip is not None else None
+        self._clipping: Clipping | None = None
         # What it remembers belongs to this model: one Mean may serve several.
         self._compressor = deepcopy(settings.compressor)
         if self._compressor is not None:
@@ -148,16 +146,21 @@ class MeanRun(BucketRun):
             torch._foreach_div_(list(gradients), norm)
         return gather_rows(self.replica.world, np.array([norm]))[:, 0]
 
-    def apply(self) -> None:
+    def meet(self, base: torch.optim.Optimizer) -> None:
+        """Note the rate at the start, where steps are to be clipped."""
+        if self._settings.clip is not None:
+            self._clipping = Clipping(self._settings.clip, base)
+
+    def apply(self, base: torch.optim.Optimizer) -> None:
         """Step on the mean, clipped where that was asked for. Collective over the communicator then."""
         if self._clipping is None:
-            self.replica.base.step()
+            base.step()
             return
         mine = global_norm([gradient for gradient in self.replica.gradients() if gradient is not None])
         # Of rank 0 for all: with another number of threads the same sum may round otherwise.
         norm = float(gather_rows(self.replica.world, np.array([mine]))[0, 0])
-        with scaled_rates(self.replica.base, self._clipping.factor(norm)):
-            self.replica.base.step()
+        with scaled_rates(base, self._clipping.factor(norm)):
+            base.step()
 
     def local_state(self) -> dict[str, Any]:
         """Return the residuals, what the compressor remembers, and the rate at the start."""

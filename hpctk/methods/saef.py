@@ -27,17 +27,17 @@ import torch
 
 from hpctk.comm import buffers
 from hpctk.compressors import Compressor
-from hpctk.errors import SettingError
+from hpctk.errors import SettingError, TensorError
 from hpctk.kernels import updates
 from hpctk.methods.core.error_feedback import ErrorFeedback
-from hpctk.methods.core.method import Method
+from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.replica import Replica, restore
 from hpctk.methods.core.resharding import SavedRanks, reshard
 from hpctk.methods.core.update_step import FlatBuffer, UpdateRun
 
 
 @dataclass(frozen=True)
-class SAEF(Method):
+class SAEF(LocalStepMethod):
     """Exchange compressed updates; take gradients a step ahead.
 
     Attributes
@@ -76,16 +76,16 @@ class SAEF(Method):
         if not isinstance(self.step_ahead, bool):
             raise SettingError(f"step_ahead={self.step_ahead!r}: need True or False")
 
-    def begin(self, replica: Replica) -> SaefRun:
+    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> SaefRun:
         """Return SAEF at work on a replica."""
-        return SaefRun(self, replica)
+        return SaefRun(self, replica, base)
 
 
 class SaefRun(UpdateRun):
     """SAEF at work on one rank."""
 
-    def __init__(self, settings: SAEF, replica: Replica) -> None:
-        super().__init__(replica)
+    def __init__(self, settings: SAEF, replica: Replica, base: torch.optim.Optimizer) -> None:
+        super().__init__(replica, base)
         self._settings = settings
         self.feedback = ErrorFeedback(replica, settings.compressor, settings.server)
         self.x = FlatBuffer(self.feedback.parameters)
@@ -124,8 +124,14 @@ class SaefRun(UpdateRun):
         if not active:
             self._scratch.flat.zero_()
             return
-        self.replica.base.step()
+        self.base.step()
         torch._foreach_sub_(self._scratch.parts, self._values)
+        try:
+            self.feedback.check(self._scratch)
+        except TensorError as error:
+            # The others are on their way into the exchange.
+            self._scratch.flat.zero_()
+            self.keep_unsent(error)
 
     def _write(self, *, moves: bool) -> None:
         """Move x by what is in the room, unless it has moved; write y_k, or x, into the parameters and the room."""

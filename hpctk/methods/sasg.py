@@ -34,11 +34,11 @@ from hpctk.collectives.lazy_allgather import lazy_allgather
 from hpctk.compressors import Residuals, TopK
 from hpctk.compressors.core import density as densities
 from hpctk.compressors.core import sparse
-from hpctk.errors import SettingError
+from hpctk.errors import SettingError, TensorError
 from hpctk.methods.core.last_messages import LastMessages
-from hpctk.methods.core.method import Closure, Method
+from hpctk.methods.core.method import Closure, LocalStepMethod
 from hpctk.methods.core.replay import Replay
-from hpctk.methods.core.replica import Replica, restore
+from hpctk.methods.core.replica import Gradients, Replica, restore
 from hpctk.methods.core.resharding import SavedRanks, reshard
 from hpctk.methods.core.update_step import FlatBuffer, UpdateRun, difference, squared_distance
 
@@ -46,7 +46,7 @@ REDUCTIONS = ("sum", "mean")
 
 
 @dataclass(frozen=True)
-class SASG(Method):
+class SASG(LocalStepMethod):
     """Upload the top-k of update plus residual, and only when the gradient has changed enough.
 
     Attributes
@@ -89,9 +89,9 @@ class SASG(Method):
         if self.reduce not in REDUCTIONS:
             raise SettingError(f"reduce={self.reduce!r}: allowed are {', '.join(REDUCTIONS)}")
 
-    def begin(self, replica: Replica) -> SasgRun:
+    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> SasgRun:
         """Return SASG at work on a replica."""
-        return SasgRun(self, replica)
+        return SasgRun(self, replica, base)
 
 
 class SasgRun(UpdateRun):
@@ -107,8 +107,8 @@ class SasgRun(UpdateRun):
         tau: 1 after an upload, one more after each skip.
     """
 
-    def __init__(self, settings: SASG, replica: Replica) -> None:
-        super().__init__(replica)
+    def __init__(self, settings: SASG, replica: Replica, base: torch.optim.Optimizer) -> None:
+        super().__init__(replica, base)
         self._settings = settings
         self._compressor = TopK(settings.density)
         values = replica.values
@@ -121,6 +121,7 @@ class SasgRun(UpdateRun):
         self.lengths: list[float] = []
         self.delay = 0
         self._replay: Replay | None = None
+        self._news = False
 
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration; the closure is called a second time where only that tells whether to upload."""
@@ -135,14 +136,15 @@ class SasgRun(UpdateRun):
         finally:
             self._replay = None
 
+    def prepare(self, gradients: Gradients) -> None:
+        """Find out whether this rank uploads: the closure may fail at the earlier model."""
+        super().prepare(gradients)
+        self._news = self._has_news()
+
     def exchange(self, *, active: bool) -> None:
         """Upload or skip, and apply all ranks' messages. Collective over the communicator. In place."""
         here = self.replica.world
-        # Two stages, so that nothing is taken out of a residual before all ranks are known to go on.
-        with here.shared_errors("preparing a SASG message"):
-            uploaded = active and self._has_news()
-            if uploaded:
-                self._take_update()
+        uploaded = active and self._news and self._take_update()
         n, itemsize = self._scratch.flat.numel(), self._scratch.flat.element_size()
         with engine_of(here).span("updates", "TopK", elements=n, dense_bytes=n * itemsize) as span:
             with span.compressing():
@@ -172,7 +174,7 @@ class SasgRun(UpdateRun):
             return 0.0
         size, alpha = self.replica.world.size, self._settings.alpha
         if alpha is None:
-            rate = self.replica.lr
+            rate = float(self.base.param_groups[0]["lr"])
             numerator = size if self._settings.reduce == "mean" else 1
             alpha = numerator / rate if rate > 0 else math.inf
         return alpha / size**2 * moved
@@ -188,17 +190,23 @@ class SasgRun(UpdateRun):
         then = replay.gradients_at(self.snapshot, self._scratch.parts)
         return sum(squared_distance(a, b) for a, b in zip(now, then, strict=True))
 
-    def _take_update(self) -> None:
-        """Let the base optimizer step, and keep what it would subtract; refuse what overflows the residual."""
+    def _take_update(self) -> bool:
+        """Let the base optimizer step, and keep what it would subtract; return whether that can be sent."""
         replica = self.replica
         values = replica.values
         torch._foreach_copy_(self.snapshot, values)
         try:
-            replica.base.step()
+            self.base.step()
             difference(self.snapshot, values, self._scratch)
         finally:
             replica.load(self.snapshot)
-        refuse_bad_sums(self._updates(), self.residuals)
+        try:
+            refuse_bad_sums(self._updates(), self.residuals)
+        except TensorError as error:
+            # The others are on their way into the exchange.
+            self.keep_unsent(error)
+            return False
+        return True
 
     def _updates(self) -> dict[str, torch.Tensor]:
         return self.replica.named(self._scratch.parts)

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
 from functools import partial
-from typing import Any
 from weakref import ref
 
 import torch
@@ -23,11 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.compressors.core import finite
 from hpctk.errors import HpctkError, SettingError
-from hpctk.methods.core.gradient_step import BucketRun
-from hpctk.methods.core.method import Method, Run
-from hpctk.methods.core.step_status import StepStatus
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.replica import Replica
+from hpctk.ways_in.gradient_exchange import Buckets
 
 #: A bucket is full from this many bytes on: enough to use the network well, few enough to start early.
 BUCKET_BYTES = 4 * 2**20
@@ -41,21 +38,22 @@ class Overlap:
 
     Parameters
     ----------
-    run : BucketRun
-        Of a method that can exchange a bucket by itself.
+    replica : Replica
+    buckets : Buckets
     counting : callable
         Returns a context in which collectives are counted for the optimizer.
     """
 
-    def __init__(self, run: BucketRun, counting: Callable[[], AbstractContextManager[None]]) -> None:
-        self._run, self._replica, self._counting = run, run.replica, counting
-        self._buckets = _buckets(self._replica.parameters)
-        self._home = {i: b for b, bucket in enumerate(self._buckets) for i in bucket}
+    def __init__(
+        self, replica: Replica, buckets: Buckets, counting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._replica, self._buckets, self._counting = replica, buckets, counting
+        self._members = _members(self._replica.parameters)
+        self._home = {i: b for b, bucket in enumerate(self._members) for i in bucket}
         self._paused = False
         # A bucket starts in backward on one rank and in step() on another; meanwhile other collectives may start.
-        self._lanes = engine_of(self._replica.world).reserve(len(self._buckets))
+        self._buckets.reserve(len(self._members))
         self._reset()
-        run.finish_overlap = self.finish
         for i, parameter in enumerate(self._replica.parameters):
             hook = partial(_on_arrival, ref(self), i)
             _hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)
@@ -76,11 +74,19 @@ class Overlap:
                 "opt.synchronize() first where a step is to be dropped."
             )
 
+    def check_unchanged(self) -> None:
+        """Raise HpctkError where a gradient is not any more what was sent of it."""
+        for i, (gradient, version) in self._arrived.items():
+            if self._replica.parameters[i].grad is not gradient or gradient._version != version:
+                raise HpctkError(
+                    f"the gradient of {self._replica.names[i]!r} was changed after its exchange had begun. With "
+                    "overlap=True call opt.synchronize() before you clip or look at gradients."
+                )
+
     def _reset(self) -> None:
-        self._waiting = [len(bucket) for bucket in self._buckets]
+        self._waiting = [len(bucket) for bucket in self._members]
         #: The gradients that have arrived, as they were.
         self._arrived: dict[int, tuple[torch.Tensor, int]] = {}
-        self._started: list[Any] = []
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -103,75 +109,26 @@ class Overlap:
         self._arrived[i] = gradient, gradient._version
         self._waiting[self._home[i]] -= 1
         with self._counting():
-            while len(self._started) < len(self._buckets) and not self._waiting[len(self._started)]:
+            while len(self._buckets) < len(self._members) and not self._waiting[len(self._buckets)]:
                 self._start()
             engine_of(self._replica.world).progress()
 
     def _start(self) -> None:
         """Start the next bucket. Collective over the communicator."""
-        number = len(self._started)
-        gradients = {self._replica.names[i]: self._sent(i) for i in self._buckets[number]}
-        with engine_of(self._replica.world).span(f"bucket {number}"):
-            self._started.append(self._run.start_bucket(self._lanes[number], gradients))
+        replica = self._replica
+        self._buckets.start((replica.names[i], self._sent(i)) for i in self._members[len(self._buckets)])
 
     def _sent(self, i: int) -> torch.Tensor:
-        """Return the gradient to send: nothing for one that is bad; that it is, all ranks hear in step()."""
         gradient = self._replica.gradient(i)
-        if gradient is not None and finite.all_finite(gradient):
-            return gradient
-        return torch.zeros_like(self._replica.parameters[i]).detach()
+        return torch.zeros_like(self._replica.parameters[i]).detach() if gradient is None else gradient
 
-    def finish(self, *, active: bool = True) -> bool:
-        """Bring all buckets home; return whether any rank has data. Collective over the communicator."""
-        for i, (gradient, version) in self._arrived.items():
-            if self._replica.parameters[i].grad is not gradient or gradient._version != version:
-                raise HpctkError(
-                    f"the gradient of {self._replica.names[i]!r} was changed after its exchange had begun. With "
-                    "overlap=True call opt.synchronize() before you clip or look at gradients."
-                )
-        status = self._run.exchange_status(active=active)
-        if not status.active:
-            return False
-        while len(self._started) < len(self._buckets):
+    def finish(self, has: set[str]) -> dict[str, torch.Tensor]:
+        """Start what has not left yet, and return what came of each parameter. Collective over the communicator."""
+        while len(self._buckets) < len(self._members):
             self._start()
-        results = self._results(status)
+        results = self._buckets.finish(has)
         self._reset()
-        self._run.skipping = self._run.skip_or_raise(status)
-        self._run.synchronized = True
-        if not self._run.skipping:
-            self._run.counts["rounds"] += any(status.has)
-            for bucket, flat in zip(self._buckets, results, strict=True):
-                self._take_over(bucket, flat, status)
-        return True
-
-    def _results(self, status: StepStatus) -> list[torch.Tensor]:
-        """Return what all buckets come to. Collective over the communicator."""
-        run = self._run
-        has = {name for name, somewhere in zip(self._replica.names, status.has, strict=True) if somewhere}
-        if has and status.bad is None:
-            return run.finish_buckets(self._started, has)
-        # The buckets must come home all the same; a step that is not made leaves nothing behind.
-        state, counts = deepcopy(run.local_state()), run.counts.copy()
-        results = run.finish_buckets(self._started, has)
-        run.load_local_state(state)
-        run.counts = counts
         return results
-
-    def _take_over(self, bucket: list[int], flat: torch.Tensor, status: StepStatus) -> None:
-        parts = flat.split([self._replica.parameters[i].numel() for i in bucket])
-        for i, part in zip(bucket, parts, strict=True):
-            if status.has[i]:
-                gradient = self._replica.writable_gradient(i)
-                gradient.copy_(part.view(gradient.shape))
-
-    def idle(self) -> bool:
-        """Take part in a step without gradients of one's own. Collective over the communicator."""
-        for parameter in self._replica.parameters:
-            parameter.grad = None
-        if not self.finish(active=False):
-            return False
-        self._run.finish_step()
-        return True
 
 
 def _on_arrival(overlap: ref[Overlap], i: int, parameter: torch.Tensor) -> None:
@@ -189,12 +146,7 @@ def release(parameters: Iterable[torch.Tensor]) -> None:
             hook.remove()
 
 
-def overlapping(run: Run, counting: Callable[[], AbstractContextManager[None]]) -> Overlap | None:
-    """Return the buckets of a run, None where its method cannot exchange a part of the gradients by itself."""
-    return Overlap(run, counting) if isinstance(run, BucketRun) and run.by_buckets else None
-
-
-def _buckets(parameters: list[torch.nn.Parameter]) -> list[list[int]]:
+def _members(parameters: list[torch.nn.Parameter]) -> list[list[int]]:
     """Return the numbers of the parameters in each bucket, from the end of the model."""
     buckets: list[list[int]] = [[]]
     nbytes = 0

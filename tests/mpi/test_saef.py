@@ -435,17 +435,24 @@ def test_a_bad_gradient_on_one_rank(world, case, policy):
 
 @pytest.mark.parametrize("case", ["topk", "sign", "two-way"])
 def test_an_update_beyond_range_is_everyones_error(world, case):
-    """Gradients are finite, but the update of one rank is not: x stays, and so do the parameters."""
+    """Gradients are finite, but the update of one rank is not: it is not sent, and the next step says so everywhere."""
     job = Job(world, Problem(world.size, seed=4), SAEF(**PAIRS[case][0]))
     job.step(0)
-    x = job.x()
     bad = world.size - 1
     if world.rank == bad:
         job.opt.param_groups[0]["lr"] = float("inf")
-    with pytest.raises(TensorError, match=f"compressing failed on rank {bad}.*is NaN or infinite"):
-        job.step(1)
-    same(job.x(), x)
-    assert all(np.isfinite(a).all() for a in job.y())
+    job.step(1)
+    if world.rank == bad:
+        job.opt.param_groups[0]["lr"] = job.opt.defaults["lr"]
+    before = job.everything()
+    assert_same_bits(world, job.x(), "x")
+    assert all(np.isfinite(a).all() for a in [*job.x(), *job.y()])
+    with pytest.raises(TensorError, match=f"failed on rank {bad}: .*is NaN or infinite.*was not sent"):
+        job.step(2)
+    assert job.everything() == before
+    job.step(3)
+    assert job.everything() != before
+    assert_same_bits(world, job.x(), "x")
 
 
 def test_what_is_done_to_the_parameters_between_steps_travels(world):

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
+from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refuse_bad_sums
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.signs import feed_common_signs, mean_of_signs
 from hpctk.collectives.onebit import onebit_allreduce, shard_bounds
@@ -84,10 +84,22 @@ class ErrorFeedback:
         lo, hi = shard_bounds(self._replica.world, self._n) if self._two_way else (0, 0)
         return whole[lo:hi].clone()
 
+    def check(self, updates: FlatBuffer) -> None:
+        """Raise TensorError where the sum of an update and its residual is not finite. Local. Changes nothing."""
+        if isinstance(self._compressor, Sign):
+            row = self._row.flat[: self._n]
+            refuse(finite.first_bad_sum(row, updates.flat[: self._n]), self._n, WHOLE)
+            return
+        named = zip(self.names, updates.parts, strict=True)
+        refuse_bad_sums(
+            {name: part for name, part in named if not self._compressor.is_excluded(name, part)},
+            self._residuals,
+        )
+
     def exchange(self, updates: FlatBuffer, x: FlatBuffer) -> bool:
         """Replace updates by o and return False; or move x by o without writing it down, and return True.
 
-        Collective over the communicator. In place.
+        Collective over the communicator. In place. All ranks have found their updates good by `check`.
         """
         if self._two_way:
             self._one_bit(updates, x)
@@ -110,9 +122,6 @@ class ErrorFeedback:
 
     def _signs(self, updates: FlatBuffer, span: Span) -> Packet:
         update, error = updates.flat[: self._n], self._row.flat[: self._n]
-        # First on all ranks: what one has taken out of its residual would never be sent if another failed.
-        with self._replica.world.shared_errors("compressing"):
-            refuse(finite.first_bad_sum(error, update), self._n, WHOLE)
         with span.compressing():
             return self._compressor.feed(update, error, WHOLE)
 
@@ -125,7 +134,7 @@ class ErrorFeedback:
         here, schedule = self._replica.world, self._replica.schedule
         if not isinstance(self._compressor, Sign):
             named = dict(zip(self.names, updates.parts, strict=True))
-            compressed_mean(here, named, self._compressor, self._residuals, schedule)
+            compressed_mean(here, named, self._compressor, self._residuals, schedule, checked=True)
             return
         self._mean_of_spared(updates)
         if self._n:

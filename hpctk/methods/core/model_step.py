@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.methods.core.method import Closure, Run, evaluate
-from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.method import Closure, LocalStepRun, evaluate
+from hpctk.methods.core.replica import Replica, first_bad
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus
 
 
-class ModelRun(Run):
+class ModelRun(LocalStepRun):
     """A model method at work: derive, and say what a round does.
 
     A gradient that is NaN or infinite is not applied; its step counts all the same, and the others hear of
@@ -24,6 +24,7 @@ class ModelRun(Run):
     Parameters
     ----------
     replica : Replica
+    base : torch.optim.Optimizer
     period : int
         Local steps between rounds.
     """
@@ -31,8 +32,8 @@ class ModelRun(Run):
     #: Whether all ranks do as many steps between two rounds, so that their schedules of rates agree.
     lockstep = True
 
-    def __init__(self, replica: Replica, period: int) -> None:
-        super().__init__(replica)
+    def __init__(self, replica: Replica, base: torch.optim.Optimizer, period: int) -> None:
+        super().__init__(replica, base)
         self.period = period
         #: Local steps since the last round.
         self.since_round = 0
@@ -46,7 +47,7 @@ class ModelRun(Run):
 
     def local_step(self) -> None:
         """Let the base optimizer step on the local gradient."""
-        self.replica.base.step()
+        self.base.step()
 
     def after_local_step(self) -> None:
         """Do what a method does between rounds after every local step, applied or not; nothing by default."""
@@ -55,7 +56,7 @@ class ModelRun(Run):
         """Do a local step, and a round where one is due."""
         value = evaluate(closure)
         self.note_loss(value if loss is None else loss)
-        bad = self.replica.first_bad()
+        bad = first_bad(self.replica.gradients())
         if bad is None:
             self.local_step()
         elif self.bad is None:
@@ -76,7 +77,7 @@ class ModelRun(Run):
 
     def round(self, *, active: bool = True) -> bool:
         """Do a round; return whether any rank has data left. Collective over the communicator."""
-        groups = self.replica.groups if self.lockstep else []
+        groups = self.base.param_groups if self.lockstep else []
         mine = LocalStatus((), self.bad, active)
         status = self.replica.status.exchange(
             mine, groups, self.shared_state, self.period, operation="opening a round"

@@ -1,20 +1,16 @@
-"""One rank's copy of the model, and what all methods ask of it: gradients, updates, and meetings of the ranks."""
+"""One rank's copy of the model, and what all methods ask of it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.comm.world import World
 from hpctk.compressors.core import finite
 from hpctk.errors import HpctkError, TensorError
-from hpctk.methods.core import drift
-from hpctk.methods.core.step_status import LocalStatus, Shared, StatusExchange, StepStatus, prepared
+from hpctk.methods.core.step_status import StatusExchange
 
 #: One of each parameter, None where there is none.
 Gradients = Sequence[torch.Tensor | None]
@@ -27,8 +23,6 @@ class Replica:
     Attributes
     ----------
     world : World
-    base : torch.optim.Optimizer
-        The user's optimizer, which does the local steps.
     names, parameters
         The parameters that are trained, in the model's order; the same names on all ranks.
     model : torch.nn.Module, optional
@@ -47,10 +41,11 @@ class Replica:
         The messages that open its steps.
     scaled : bool
         Whether a GradScaler asked for this step: what overflows is its affair, never an error.
+    dense : bool
+        Whether sparse gradients are taken for dense ones; refused where not.
     """
 
     world: World
-    base: torch.optim.Optimizer
     names: list[str]
     parameters: list[torch.nn.Parameter]
     model: torch.nn.Module | None = None
@@ -61,6 +56,7 @@ class Replica:
     leader: int | None = None
     status: StatusExchange = field(init=False)
     scaled: bool = False
+    dense: bool = False
 
     def __post_init__(self) -> None:
         self.agreed_on(self.names, self.parameters)
@@ -72,16 +68,6 @@ class Replica:
         self._shapes = [parameter.shape for parameter in parameters]
         layout = [(n, f"{p.dtype} {tuple(p.shape)}") for n, p in zip(names, parameters, strict=True)]
         self.status = StatusExchange(self.world, names, layout, self.check_every)
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the first group, now."""
-        return float(self.base.param_groups[0]["lr"])
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """The base optimizer's groups; none where nobody knows it yet."""
-        return [] if self.base is None else self.base.param_groups
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -108,15 +94,17 @@ class Replica:
         gradient = self.parameters[i].grad
         if gradient is None:
             return None
-        self._check(i, gradient)
+        self.check(i, gradient)
         if gradient.layout != torch.strided:
+            if self.dense:
+                return gradient.detach().to_dense()
             raise TensorError(
                 f"the gradient of {self.names[i]!r} is {gradient.layout}: hpctk exchanges dense gradients; make the "
                 "embedding with sparse=False"
             )
         return gradient.detach()
 
-    def _check(self, i: int, gradient: torch.Tensor) -> None:
+    def check(self, i: int, gradient: torch.Tensor) -> None:
         """Raise TensorError unless a gradient is what the ranks have agreed on: others would be sent as many bytes."""
         if gradient.dtype is not self._dtype or gradient.shape != self._shapes[i]:
             raise TensorError(
@@ -124,76 +112,6 @@ class Replica:
                 f"agreed on {self._dtype} {tuple(self._shapes[i])}. Convert the model (model.double(), model.half()) "
                 "before the optimizer is made, or make a new one on every rank."
             )
-
-    def writable_gradient(self, i: int) -> torch.Tensor:
-        """Return a parameter's gradient to be overwritten in place: zeros where there is none yet."""
-        parameter, gradient = self.parameters[i], self.gradient(i)
-        if gradient is None:
-            parameter.grad = gradient = torch.zeros_like(parameter)
-        elif 0 in gradient.stride():
-            # An expanded tensor has several elements in one place.
-            parameter.grad = gradient = gradient.clone(memory_format=torch.contiguous_format)
-        return gradient
-
-    def first_bad(self, gradients: Gradients | None = None) -> int | None:
-        """Return the number of the first parameter whose gradient is not finite, None where all are."""
-        for i, gradient in enumerate(self.gradients() if gradients is None else gradients):
-            if gradient is not None and not finite.all_finite(gradient):
-                return i
-        return None
-
-    def exchange_status(
-        self,
-        shared: Shared,
-        prepare: Callable[[Gradients], None],
-        *,
-        active: bool = True,
-        gradients: Callable[[], Gradients] | None = None,
-    ) -> StepStatus:
-        """Learn what all ranks have: gradients, bad ones, data. Changes nothing.
-
-        Collective over the communicator: one small all-reduce, a second one in steps in which some ranks
-        have gradients that others lack.
-
-        Parameters
-        ----------
-        shared : callable
-            Returns what all ranks hold alike, by name.
-        prepare : callable
-            Raises HpctkError where this rank cannot make the step with these gradients.
-        active : bool
-            Whether this rank has data.
-        gradients : callable, optional
-            Returns the gradients; those in `.grad` where not given.
-        """
-
-        def find() -> LocalStatus:
-            held = self.gradients() if gradients is None else gradients()
-            bad = self.first_bad(held)
-            if bad is None:
-                prepare(held)
-            return LocalStatus([gradient is not None for gradient in held], bad, active)
-
-        status = self.status.exchange(prepared(find), self.groups, shared)
-        if status.active:
-            self.leader = status.leader
-        return status
-
-    def follow(self, leader: int) -> None:
-        """Give one rank's parameters, and its base optimizer's state and groups, to everyone.
-
-        Collective over the communicator. In place.
-        """
-        kept = [self.base.state.get(parameter, {}) for parameter in self.parameters]
-        kept += self.base.param_groups
-        tensors = [x for one in kept for x in one.values() if isinstance(x, torch.Tensor)]
-        self.world.agree("what the base optimizer keeps", [(str(x.dtype), tuple(x.shape)) for x in tensors])
-        broadcast_in_place(self.world, [*self.values, *tensors], leader)
-        numbers = json.dumps([drift.numbers(one) for one in kept]).encode()
-        theirs = json.loads(self.world.broadcast_bytes(numbers, leader, "sharing the rates"))
-        if self.world.rank != leader:
-            for mine, given in zip(kept, theirs, strict=True):
-                mine |= {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
 
     def load(self, values: Sequence[torch.Tensor]) -> None:
         """Overwrite the parameters, in place."""
@@ -206,6 +124,14 @@ class Replica:
     def copies(self) -> list[torch.Tensor]:
         """Return copies of the parameters, contiguous."""
         return [value.clone(memory_format=torch.contiguous_format) for value in self.values]
+
+
+def first_bad(gradients: Gradients) -> int | None:
+    """Return the number of the first gradient that is not finite, None where all are."""
+    for i, gradient in enumerate(gradients):
+        if gradient is not None and not finite.all_finite(gradient):
+            return i
+    return None
 
 
 def restore(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], what: str) -> None:

@@ -22,7 +22,7 @@ import torch
 
 from hpctk.comm.agreement import digest_of
 from hpctk.comm.world import World
-from hpctk.errors import HpctkError, MismatchError
+from hpctk.errors import MismatchError
 from hpctk.methods.core import drift
 
 #: Greater than any code of a bad gradient and any digest.
@@ -209,5 +209,5 @@ def prepared(find: Callable[[], LocalStatus]) -> LocalStatus:
     """Return what `find` finds; where it fails, that: the other ranks must hear of it."""
     try:
         return find()
-    except HpctkError as error:
+    except Exception as error:
         return LocalStatus(error=error)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from hpctk.comm import buffers
+from hpctk.errors import HpctkError, TensorError
 from hpctk.kernels import updates
-from hpctk.methods.core.method import Closure, Run, evaluate
-from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.method import Closure, LocalStepRun, evaluate
+from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.step_status import StepStatus
 
 
@@ -38,13 +39,27 @@ class FlatBuffer:
         ]
 
 
-class UpdateRun(Run):
+class UpdateRun(LocalStepRun):
     """An update method at work: derive, and say what an iteration does once gradients are known to be good."""
 
-    def __init__(self, replica: Replica) -> None:
-        super().__init__(replica)
+    def __init__(self, replica: Replica, base: torch.optim.Optimizer) -> None:
+        super().__init__(replica, base)
         #: Iterations so far, t; the same on all ranks. One that all ranks skipped does not count.
         self.t = 0
+        #: Why this rank's last update could not be sent: the next step tells all ranks.
+        self._unsent: HpctkError | None = None
+
+    def prepare(self, gradients: Gradients) -> None:
+        """Raise what came up when the last step was under way already."""
+        error, self._unsent = self._unsent, None
+        if error is not None:
+            raise error
+
+    def keep_unsent(self, error: HpctkError) -> None:
+        """Let all ranks raise `error` in the next step: this one goes on, without an update of this rank."""
+        self._unsent = TensorError(
+            f"{error} That update was not sent; the residual is what it was before it."
+        )
 
     @abstractmethod
     def exchange(self, *, active: bool) -> None:
@@ -56,14 +71,14 @@ class UpdateRun(Run):
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration on the gradient that is there, or that the closure makes."""
         value = evaluate(closure)
-        self._settle(self.exchange_status(), active=True)
+        self._settle(self.open_step(self.replica.gradients, self.base.param_groups), active=True)
         return value
 
     def idle(self) -> bool:
         """Take part in an iteration without a gradient of one's own."""
         for parameter in self.replica.parameters:
             parameter.grad = None
-        status = self.exchange_status(active=False)
+        status = self.open_step(self.replica.gradients, self.base.param_groups, active=False)
         if status.active:
             self._settle(status, active=False)
         return status.active

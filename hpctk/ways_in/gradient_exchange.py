@@ -1,0 +1,151 @@
+"""One step of a gradient method, by whichever way its gradients come: prepared, exchanged, committed.
+
+    prepare    all that can fail on one rank alone: looking for bad gradients, sums that overflow. Nothing lasts of it
+    open       one small message: whether a rank has failed, who has gradients, who has data
+    exchange   the gradients themselves, all at once or in buckets that left during backward
+    commit     what the method keeps for later, once the result is known to be used
+
+DistributedOptimizer gives what is in `.grad`, DDP its buckets, Horovod's optimizer what it wanted compressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.compressors.core import finite
+from hpctk.methods.core.method import BucketRun, GradientRun
+from hpctk.methods.core.replica import Gradients
+from hpctk.methods.core.step_status import StepStatus
+
+#: Brings buckets home: given the names that have a gradient on some rank, returns what came of each parameter, flat.
+FinishBuckets = Callable[[set[str]], Mapping[str, torch.Tensor]]
+
+
+def exchange_gradients(
+    run: GradientRun,
+    gradients: Callable[[], Gradients],
+    groups: Sequence[Mapping[str, Any]] = (),
+    *,
+    active: bool = True,
+    buckets: FinishBuckets | None = None,
+) -> tuple[StepStatus, dict[str, torch.Tensor]]:
+    """Prepare, exchange and commit the gradients of a step. Collective over the communicator. In place.
+
+    Parameters
+    ----------
+    run : GradientRun
+    gradients : callable
+        Returns this rank's, one of each parameter; what it raises, all ranks raise.
+    groups : sequence of mappings
+        The base optimizer's, where it is known.
+    active : bool
+        Whether this rank has data.
+    buckets : callable, optional
+        Where the gradients are under way already.
+
+    Returns
+    -------
+    StepStatus
+        Where it tells of a bad gradient nothing was written, and the caller skips the step or raises.
+    dict of str to torch.Tensor
+        Gradients that could not be written where they were, for there was none on this rank, or its elements shared
+        memory: the caller puts them in their place.
+    """
+    found: list[torch.Tensor | None] = []
+
+    def find() -> Gradients:
+        found.extend(gradients())
+        return found
+
+    status = run.open_step(find, groups, active=active)
+    replica = run.replica
+    has = [(i, name) for i, name in enumerate(replica.names) if status.has[i]]
+    if not status.active:
+        return status, {}
+    good = bool(has) and status.bad is None
+    # Buckets that are under way must come home in any case.
+    results = None if buckets is None else buckets({name for _, name in has})
+    if not good:
+        return status, {}
+    made: dict[str, torch.Tensor] = {}
+    held: dict[str, torch.Tensor] = {}
+    for i, name in has:
+        gradient = found[i]
+        if gradient is None:
+            gradient = made[name] = torch.zeros_like(replica.parameters[i]).detach()
+        elif 0 in gradient.stride():
+            # An expanded tensor has several elements in one place.
+            gradient = made[name] = gradient.clone(memory_format=torch.contiguous_format)
+        held[name] = gradient
+    if results is None:
+        _exchange_in_place(run, held)
+    else:
+        for name, gradient in held.items():
+            gradient.copy_(results[name].view(gradient.shape))
+    run.commit()
+    return status, made
+
+
+def _exchange_in_place(run: GradientRun, held: dict[str, torch.Tensor]) -> None:
+    # Channels-last gradients and the like are not one row of memory.
+    flat = {name: tensor.contiguous() for name, tensor in held.items()}
+    run.exchange(flat)
+    for name, tensor in held.items():
+        if flat[name].data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat[name])
+
+
+class Buckets:
+    """Gradients that leave in parts, during backward.
+
+    Parameters
+    ----------
+    run : BucketRun
+    """
+
+    def __init__(self, run: BucketRun) -> None:
+        self._run, self._engine = run, engine_of(run.replica.world)
+        self._lanes: list[int] = []
+        #: Of each bucket under way: how many elements each parameter has, and what the method needs to finish it.
+        self._started: list[tuple[dict[str, int], Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._started)
+
+    def reserve(self, count: int) -> None:
+        """Make room for so many buckets. On all ranks in the same order with other collectives."""
+        if count > len(self._lanes):
+            self._lanes += self._engine.reserve(count - len(self._lanes))
+
+    def start(self, gradients: Iterable[tuple[str, torch.Tensor]], *, in_order: bool = False) -> None:
+        """Let the next bucket leave. Collective over the communicator. Not in place."""
+        number = len(self._started)
+        self.reserve(number + 1)
+        # Nothing of a gradient that is bad: that it is, all ranks hear when the step is opened.
+        sent = {name: x if finite.all_finite(x) else torch.zeros_like(x) for name, x in gradients}
+        with self._engine.span(f"bucket {number}"):
+            under_way = self._run.start_bucket(self._lanes[number], sent, in_order=in_order)
+        self._started.append(({name: x.numel() for name, x in sent.items()}, under_way))
+
+    def finish(self, has: set[str]) -> dict[str, torch.Tensor]:
+        """Return what came of each parameter, flat. Collective over the communicator."""
+        started, self._started = self._started, []
+        flats = self._run.finish_buckets([under_way for _, under_way in started], has)
+        return {
+            name: part
+            for (sizes, _), flat in zip(started, flats, strict=True)
+            for name, part in zip(sizes, flat.split(list(sizes.values())), strict=True)
+        }
+
+    def forget(self) -> None:
+        """Take no notice of buckets that an error has left under way. Local."""
+        self._started = []
+
+
+def buckets_of(run: GradientRun) -> Buckets | None:
+    """Return buckets for a run, None where its method cannot exchange a part of the gradients by itself."""
+    return Buckets(run) if isinstance(run, BucketRun) and run.by_buckets else None
