@@ -131,7 +131,7 @@ def _stats(own: RunFolder | None, recipe: Recipe, *, several: bool) -> Path | No
     """Return where the statistics of a method go: into its run; else, of several, each into a folder of its own."""
     if own is not None:
         return own.stats
-    given = environment.stats_folder()
+    given: Path | None = environment.read("HPCTK_STATS")
     return given / recipe.name if given is not None and several else given
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import hpctk
+from hpctk.cli import main
+from hpctk.comm.environment import VARIABLES
 from hpctk.compressors import COMPRESSORS, by_name
 from hpctk.compressors.core.compressor import Compressor
 from hpctk.errors import SettingError
@@ -161,6 +163,14 @@ def test_compressors_are_not_equal_by_their_settings():
     one, two = by_name("qsgd"), by_name("qsgd")
     assert one != two
     assert len({one, two}) == 2
+
+
+def test_help_lists_every_variable(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for name, about in VARIABLES.items():
+        assert f"  {name}\n      {about.meaning} [{about.default_text}]\n" in text
 
 
 def test_a_file_that_is_no_toml(tmp_path):
