@@ -27,7 +27,7 @@ from hpctk.comm import environment
 from hpctk.errors import SettingError
 from hpctk.tasks import TASKS, task_class
 from hpctk.tasks.core import names
-from hpctk.tasks.core.job_settings import SETTINGS
+from hpctk.tasks.core.settings import SETTINGS
 
 if TYPE_CHECKING:
     from hpctk.comm.world import World

@@ -10,6 +10,7 @@ from hpctk.compressors import Compressor, by_name, forms
 from hpctk.errors import SettingError
 from hpctk.methods import METHODS, method_class
 from hpctk.methods.core.method import Method
+from hpctk.settings import settings_of
 from hpctk.tasks.core import names
 from hpctk.tasks.core.settings import Settings
 
@@ -46,7 +47,12 @@ class Recipe:
         """Return a new method object: compressors keep a state of their own."""
         kind = _classes()[self.name.partition(":")[0]]
         names.check_method_settings(self.name, list(self.settings))
-        given = {key: _value(key, value) for key, value in self.settings.items()}
+        declared = settings_of(kind)
+        # Compressors and none have to be written as texts.
+        given = {
+            key: declared[key].parse(key, value) if isinstance(value, str) else value
+            for key, value in self.settings.items()
+        }
         try:
             made: Method = kind(**given)
         except TypeError as error:
@@ -100,15 +106,6 @@ def summaries() -> list[tuple[str, str]]:
 
 def _classes() -> dict[str, Any]:
     return {name.lower(): method_class(name) for name in METHODS}
-
-
-def _value(key: str, value: Any) -> Any:
-    """Return a setting as the constructor wants it: compressors and None have to be written as texts."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() == "none":
-        return None
-    return by_name(value) if key in ("compressor", "server") else value
 
 
 def compressor_forms() -> str:
