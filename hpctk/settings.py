@@ -130,7 +130,7 @@ class Setting:
             return self.shown
         if self.default in (None, (), {}):
             return "none"
-        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
+        return str(self.default).lower() if isinstance(self.default, bool) else _number(self.default)
 
     @property
     def help(self) -> str:
@@ -194,7 +194,7 @@ class Setting:
         return "".join(parts)
 
 
-def _number(value: float | None) -> str:
+def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the tasks, each with its options."""
     parser.add_argument(
-        "--list-methods", action="store_true", help="print all methods, one line each, and stop"
+        "--list-methods", action="store_true", help="print all methods with their settings, and stop"
     )
     task_options.add_tasks(parser)
 
@@ -198,9 +198,14 @@ def _drawn(whole: dict[str, Any], target: Path) -> str:
 
 
 def listed() -> str:
-    """Return all methods, one line each, and how compressors are written."""
-    from hpctk.tasks.core.recipes import compressor_forms, summaries
+    """Return all methods with their settings, one line each, and how compressors are written."""
+    from hpctk.settings import rows, settings_of
+    from hpctk.tasks.core.recipes import classes, compressor_forms
 
-    lines = [f"{name:<10} {summary}" for name, summary in summaries()]
+    lines = []
+    for name, kind in classes().items():
+        lines.append(f"{name:<10} {kind.summary}")
+        for setting, values, default, meaning in rows(settings_of(kind)):
+            lines.append(f"    {setting}: {values} [{default or 'to be given'}]; {meaning}")
     lines.append(f"{'all':<10} mean and the five methods, one after the other")
     return "\n".join(lines) + f"\n\nCompressors: {compressor_forms()}; mean:COMPRESSOR is averaging with one"

@@ -45,7 +45,7 @@ class Recipe:
 
     def make(self) -> Method:
         """Return a new method object: compressors keep a state of their own."""
-        kind = _classes()[self.name.partition(":")[0]]
+        kind = classes()[self.name.partition(":")[0]]
         names.check_method_settings(self.name, list(self.settings))
         declared = settings_of(kind)
         # Compressors and none have to be written as texts.
@@ -99,12 +99,8 @@ def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list
     return [replace(one, settings={**one.settings, **given}) for one in found]
 
 
-def summaries() -> list[tuple[str, str]]:
-    """Return the name of every method with a line on it."""
-    return [(name, kind.summary) for name, kind in _classes().items()]
-
-
-def _classes() -> dict[str, Any]:
+def classes() -> dict[str, Any]:
+    """Return the classes of all methods by their names on the command line."""
     return {name.lower(): method_class(name) for name in METHODS}
 
 
