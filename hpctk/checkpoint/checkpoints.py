@@ -14,6 +14,7 @@ about every MEETING_S seconds: how many steps that is, rank 0 says each time.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -27,10 +28,12 @@ from hpctk.checkpoint.load import load_checkpoint
 from hpctk.checkpoint.save import save_checkpoint
 from hpctk.checkpoint.stop_signals import StopSignals
 from hpctk.checkpoint.training import Trainer
-from hpctk.errors import SettingError
+from hpctk.settings import Setting
 
 #: Seconds between two meetings, about; and the most steps.
 MEETING_S, MEETING_STEPS = 0.25, 1000
+EVERY_STEPS = Setting("steps between two checkpoints", int, at_least=1, optional=True)
+EVERY_S = Setting("seconds between two checkpoints", float, above=0, at_most=math.inf, optional=True)
 #: "Saved, run me again": what a job's script looks for.
 EXIT_SAVED = 85
 
@@ -78,7 +81,8 @@ class Checkpoints:
         self._path, self._opt, self._model = Path(path), opt, model
         here = opt.world
         with here.shared_errors(f"keeping checkpoints in {path}"):
-            _check(every_steps, every_s)
+            EVERY_STEPS.check("every_steps", every_steps)
+            EVERY_S.check("every_s", every_s)
             self._path.mkdir(parents=True, exist_ok=True)
             folder.check_writable(self._path, here.rank)
         here.agree("Checkpoints", [("path", path), ("every_steps", every_steps), ("every_s", every_s)])
@@ -174,12 +178,3 @@ class Checkpoints:
         # Nobody leaves before all have: who ends first may take the others along.
         self._opt.world.barrier("stopping")
         raise Stopped(text)
-
-
-def _check(every_steps: int | None, every_s: float | None) -> None:
-    whole = isinstance(every_steps, int) and not isinstance(every_steps, bool) and every_steps > 0
-    if every_steps is not None and not whole:
-        raise SettingError(f"every_steps={every_steps!r}: need a whole number, 1 or more, or None")
-    number = isinstance(every_s, int | float) and not isinstance(every_s, bool) and every_s > 0
-    if every_s is not None and not number:
-        raise SettingError(f"every_s={every_s!r}: need a number of seconds above 0, or None")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hpctk._version import __version__
-from hpctk.comm import launcher
+from hpctk.comm import environment, launcher
 from hpctk.errors import HpctkError, SettingError
 
 #: Seconds for which other ranks leave it to rank 0 to say what is wrong with the words all were given.
@@ -33,6 +33,21 @@ COMMANDS = {
     "slurm": ("slurm", "write a job script for Slurm, or submit it"),
     "train": ("train", "run a bundled training job on this communicator's ranks"),
 }
+
+
+EXAMPLES = """examples:
+  hpctk doctor
+  mpirun -n 4 hpctk run train.py --epochs 3
+  mpirun -n 4 python -m mpi4py -m hpctk train digits
+"""
+
+
+def variables() -> str:
+    """Return the environment variables, two lines each."""
+    lines = [
+        f"  {name}\n      {one.meaning} [{one.default_text}]" for name, one in environment.VARIABLES.items()
+    ]
+    return "\n".join(["", "environment variables:", *lines])
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,8 +70,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     parser = Parser(
         prog="hpctk",
         description="Data-parallel training that needs less network.",
-        epilog="examples:\n  hpctk doctor\n  mpirun -n 4 hpctk run train.py --epochs 3\n"
-        "  mpirun -n 4 python -m mpi4py -m hpctk train digits",
+        epilog=EXAMPLES + variables(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hpctk {__version__}")

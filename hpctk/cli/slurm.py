@@ -5,7 +5,7 @@ The command goes behind `--`; "{run}" in it stands for the folder of the run, wh
 your jobs can stand in a TOML file (--site); docs/slurm.md tells more.
 
 Examples:
-  hpctk slurm render mpi --nodes 2 --ntasks-per-node 4 --time 02:00:00 -- hpctk train digits --method saef
+  hpctk slurm render mpi --nodes 1 --ntasks-per-node 2 --time 02:00:00 -- hpctk train digits --method saef
   hpctk slurm render ddp --partition gpu -- python train_ddp.py --folder '{run}' > job.sbatch
   hpctk slurm submit mpi --job-name saef --account physics -- python train.py '{run}/checkpoints'
   hpctk slurm submit array --methods mean,saef,celgc --seeds 1,2,3 --at-once 4 -- hpctk train digits
@@ -26,40 +26,9 @@ from typing import Any
 from hpctk.cli.calibrate import keep
 from hpctk.comm import environment
 from hpctk.errors import SettingError
+from hpctk.settings import settings_of
 from hpctk.slurm import options as known
 from hpctk.slurm.options import KINDS, Options, from_layers
-
-#: Option: (type, name of its value, what it means).
-_OPTIONS: dict[str, tuple[type, str, str]] = {
-    "job_name": (str, "NAME", "also names the log and, unless --run says otherwise, the run's folder"),
-    "nodes": (int, "N", "nodes"),
-    "ntasks_per_node": (int, "N", "ranks on each node"),
-    "cpus_per_task": (int, "N", "CPUs, and threads, of each rank"),
-    "gpus_per_node": (int, "N", "GPUs of each node"),
-    "mem": (str, "SIZE", "memory of each node, such as 16G"),
-    "time": (str, "LIMIT", "time limit, such as 02:00:00 or 1-12; restarts get as much again"),
-    "partition": (str, "NAME", "partition"),
-    "account": (str, "NAME", "account that pays"),
-    "qos": (str, "NAME", "quality of service"),
-    "constraint": (str, "FEATURES", "features that nodes must have"),
-    "mail": (str, "ADDRESS", "where Slurm writes to"),
-    "mail_type": (str, "EVENTS", "about what [FAIL,REQUEUE,END]"),
-    "mpi": (str, "TYPE", "what `srun --mpi=list` calls your MPI [pmix]"),
-    "warning_s": (int, "SECONDS", "ask the ranks to save so long before the time limit [180]"),
-    "max_restarts": (int, "N", "how often the job may go back into the queue [20]"),
-    "run": (str, "DIR", "the run's folder [runs/NAME]"),
-    "venv": (str, "DIR", "virtual environment to activate"),
-    "at_once": (int, "N", "jobs of the sweep at the same time"),
-}
-_LISTS = {
-    "modules": ("--module", "NAME", "a module to load; may be repeated"),
-    "setup": ("--setup", "LINE", "a line of shell, as it is, before the program starts; may be repeated"),
-    "sbatch": (
-        "--sbatch",
-        "OPTION",
-        "a further option of sbatch, such as --sbatch=--exclusive; may be repeated",
-    ),
-}
 
 
 class KindParser(argparse.ArgumentParser):
@@ -96,18 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_kind(parser: argparse.ArgumentParser, action: str, kind: str) -> None:
     # Otherwise usage shows [command ...] without the -- that must come before it.
     parser.usage = f"hpctk slurm {action} {kind} [OPTION ...] [-- COMMAND ...]"
-    allowed = known.known(kind)
-    for name, (type_, value, meaning) in _OPTIONS.items():
-        if name in allowed:
+    declared = settings_of(Options)
+    for name in known.known(kind):
+        about, flag = declared[name], f"--{name.replace('_', '-')}"
+        if about.kind is tuple and name != "table":
+            flag = "--module" if name == "modules" else flag
+            parser.add_argument(flag, dest=name, action="append", metavar=about.metavar, help=about.help)
+        elif name != "table":
             parser.add_argument(
-                f"--{name.replace('_', '-')}",
-                dest=_dest(name),
-                type=type_,
-                metavar=value,
-                help=meaning.replace("%", "%%"),
+                flag, dest=_dest(name), type=about.kind, metavar=about.metavar, help=about.help
             )
-    for name, (flag, value, meaning) in _LISTS.items():
-        parser.add_argument(flag, dest=name, action="append", metavar=value, help=meaning)
     if kind == "array":
         parser.add_argument(
             "--table", dest="table_file", type=Path, metavar="FILE", help="a line of options for each job"

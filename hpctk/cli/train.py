@@ -27,7 +27,7 @@ from hpctk.comm import environment
 from hpctk.errors import SettingError
 from hpctk.tasks import TASKS, task_class
 from hpctk.tasks.core import names
-from hpctk.tasks.core.job_settings import SETTINGS
+from hpctk.tasks.core.settings import SETTINGS
 
 if TYPE_CHECKING:
     from hpctk.comm.world import World
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the tasks, each with its options."""
     parser.add_argument(
-        "--list-methods", action="store_true", help="print all methods, one line each, and stop"
+        "--list-methods", action="store_true", help="print all methods with their settings, and stop"
     )
     task_options.add_tasks(parser)
 
@@ -131,7 +131,7 @@ def _stats(own: RunFolder | None, recipe: Recipe, *, several: bool) -> Path | No
     """Return where the statistics of a method go: into its run; else, of several, each into a folder of its own."""
     if own is not None:
         return own.stats
-    given = environment.stats_folder()
+    given: Path | None = environment.read("HPCTK_STATS")
     return given / recipe.name if given is not None and several else given
 
 
@@ -198,9 +198,14 @@ def _drawn(whole: dict[str, Any], target: Path) -> str:
 
 
 def listed() -> str:
-    """Return all methods, one line each, and how compressors are written."""
-    from hpctk.tasks.core.recipes import compressor_forms, summaries
+    """Return all methods with their settings, one line each, and how compressors are written."""
+    from hpctk.settings import rows, settings_of
+    from hpctk.tasks.core.recipes import classes, compressor_forms
 
-    lines = [f"{name:<10} {summary}" for name, summary in summaries()]
+    lines = []
+    for name, kind in classes().items():
+        lines.append(f"{name:<10} {kind.summary}")
+        for setting, values, default, meaning in rows(settings_of(kind)):
+            lines.append(f"    {setting}: {values} [{default or 'to be given'}]; {meaning}")
     lines.append(f"{'all':<10} mean and the five methods, one after the other")
     return "\n".join(lines) + f"\n\nCompressors: {compressor_forms()}; mean:COMPRESSOR is averaging with one"

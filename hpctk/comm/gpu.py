@@ -27,9 +27,9 @@ class GpuAware:
 
 def decide(mpi: Any, environ: Mapping[str, str] = os.environ) -> GpuAware:
     """Return whether the MPI library behind `mpi` (the mpi4py.MPI module) takes device memory."""
-    asked = environment.gpu_aware(environ)
+    asked = environment.read("HPCTK_GPU_AWARE", environ)
     if asked is not None:
-        return GpuAware(asked, f"HPCTK_GPU_AWARE={int(asked)}")
+        return GpuAware(asked == "1", f"HPCTK_GPU_AWARE={asked}")
     kinds = memory_kinds(mpi) if mpi.Is_initialized() else ""
     if kinds:
         return GpuAware("cuda" in kinds or "rocm" in kinds, f"mpi_memory_alloc_kinds={kinds!r}")

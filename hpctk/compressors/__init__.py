@@ -1,12 +1,12 @@
 """Compressors: how a tensor is written down in fewer bytes.
 
-A new one is a file beside this one, an entry in `COMPRESSORS`, and a line in `_ARGUMENT` if the text
-after the colon on a command line is to mean something.
+A new one is a file beside this one, and an entry in `COMPRESSORS`. The text after a colon on a command line is its
+first setting, unless that has to be given by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import fields
 
 from hpctk.compressors.core.compressor import Compressor
 from hpctk.compressors.core.packet import Packet
@@ -20,6 +20,7 @@ from hpctk.compressors.sign import Sign
 from hpctk.compressors.top_k import TopK
 from hpctk.errors import SettingError
 from hpctk.nearest import hint
+from hpctk.settings import REQUIRED, Setting, settings_of
 
 #: Compressors by their name on a command line.
 COMPRESSORS: dict[str, type[Compressor]] = {
@@ -32,16 +33,11 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "powersgd": PowerSGD,
 }
 
-#: What may follow the name and a colon: how it is read and shown, and whether it must be there.
-_ARGUMENT: dict[str, tuple[Callable[[str], object], str, bool]] = {
-    "half": (str, "float16|bfloat16", False),
-    "topk": (float, "DENSITY", True),
-    "randomk": (float, "DENSITY", True),
-    "qsgd": (int, "BITS", False),
-    "powersgd": (int, "RANK", False),
-}
+#: What a setting that is a compressor allows, in words.
+A_COMPRESSOR = "a compressor such as hpctk.TopK(0.01)"
 
 __all__ = [
+    "A_COMPRESSOR",
     "COMPRESSORS",
     "QSGD",
     "Compressor",
@@ -69,17 +65,15 @@ def by_name(text: str) -> Compressor:
     name, colon, value = text.partition(":")
     if name not in COMPRESSORS:
         raise SettingError(f"compressor={text!r}: {hint(name, COMPRESSORS)}known are {', '.join(forms())}")
-    make: Callable[..., Compressor] = COMPRESSORS[name]
-    parse, _, required = _ARGUMENT.get(name, (None, "", False))
-    if not colon and not required:
+    make, (argument, about) = COMPRESSORS[name], _argument(name)
+    if not colon and (about is None or about.default is not REQUIRED):
         return make()
+    if about is None or not value:
+        raise SettingError(f"compressor={text!r}: allowed is {_form(name)}")
     try:
-        if parse is None or not value:
-            raise ValueError(value)
-        return make(parse(value))
-    except ValueError as error:
-        reason = f" ({error})" if isinstance(error, SettingError) else ""
-        raise SettingError(f"compressor={text!r}: allowed is {_form(name)}{reason}") from None
+        return make(**{argument: about.parse(argument, value)})
+    except SettingError as error:
+        raise SettingError(f"compressor={text!r}: allowed is {_form(name)} ({error})") from None
 
 
 def forms() -> list[str]:
@@ -88,7 +82,14 @@ def forms() -> list[str]:
 
 
 def _form(name: str) -> str:
-    if name not in _ARGUMENT:
+    argument, about = _argument(name)
+    if about is None:
         return name
-    _, shown, required = _ARGUMENT[name]
-    return f"{name}:{shown}" if required else f"{name}[:{shown}]"
+    shown = "|".join(about.choices) or argument.upper()
+    return f"{name}:{shown}" if about.default is REQUIRED else f"{name}[:{shown}]"
+
+
+def _argument(name: str) -> tuple[str, Setting | None]:
+    """Return the setting that may follow the name and a colon; None where there is none."""
+    positional = [field.name for field in fields(COMPRESSORS[name]) if not field.kw_only]
+    return next(((one, settings_of(COMPRESSORS[name])[one]) for one in positional), ("", None))

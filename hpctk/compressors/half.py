@@ -12,13 +12,13 @@ is kept. Below 3e-8 float16 rounds to zero; that, too, stays in the residual.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from hpctk.compressors.core.compressor import Compressor, Shape, expect_length
 from hpctk.compressors.core.packet import Packet
-from hpctk.errors import SettingError
+from hpctk.settings import documented, setting
 
 WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -26,22 +26,18 @@ WIRES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 COMMON_LIMIT = 65280.0
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class Half(Compressor):
-    """Send 16 bits per element.
-
-    Parameters
-    ----------
-    dtype : str
-        "float16": 11 significant bits, saturates at 65504. "bfloat16": 8 bits, the range of float32.
-    """
+    """Send 16 bits per element."""
 
     combines = "summed"
 
-    def __init__(self, dtype: str = "float16", *, exclude: Sequence[str] = (), min_elements: int = 0) -> None:
-        super().__init__(exclude=exclude, min_elements=min_elements)
-        if dtype not in WIRES:
-            raise SettingError(f"dtype={dtype!r}: allowed are {', '.join(WIRES)}")
-        self.dtype = dtype
+    dtype: str = setting(
+        "float16",
+        "float16: 11 significant bits, saturates at 65504; bfloat16: 8 bits, the range of float32",
+        choices=tuple(WIRES),
+    )
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         wire = WIRES[self.dtype]

@@ -5,12 +5,17 @@ What travels: n values in the tensor's dtype. Nothing is left for the residual.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from hpctk.compressors.core.compressor import Compressor, Shape, expect_length
 from hpctk.compressors.core.packet import Packet
+from hpctk.settings import documented
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class Identity(Compressor):
     """Send the values as they are."""
 

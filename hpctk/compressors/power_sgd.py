@@ -18,7 +18,8 @@ only, and M Q would otherwise go like the square of the gradient, out of floatin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,33 +37,25 @@ from hpctk.compressors.core.compressor import (
 )
 from hpctk.compressors.core.low_rank import fits, next_start, orthonormal
 from hpctk.compressors.core.packet import Packet
-from hpctk.errors import HpctkError, SettingError, TensorError
+from hpctk.errors import HpctkError, TensorError
+from hpctk.settings import documented, setting
 
 Tensors = dict[str, torch.Tensor]
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class PowerSGD(Compressor):
-    """Send low-rank factors.
-
-    Parameters
-    ----------
-    rank : int
-        Columns of P and Q (of the matrices, that is; not the number of a process).
-    seed : int
-        Of the first Q; the same on every rank.
-    """
+    """Send low-rank factors."""
 
     combines = "own"
 
-    def __init__(
-        self, rank: int = 2, seed: int = 0, *, exclude: Sequence[str] = (), min_elements: int = 0
-    ) -> None:
-        super().__init__(exclude=exclude, min_elements=min_elements)
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise SettingError(f"rank={rank!r}: need an integer, 1 or more")
-        self.rank = rank
-        self.seed = draws.checked_seed(seed)
+    rank: int = setting(2, "columns of P and Q; not the number of a process", at_least=1)
+    seed: int = setting(0, "of the first Q; the same on every rank", at_least=0, at_most=draws.MAX_SEED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._starts: Tensors = {}
 
     def aggregate(self, tensors: Mapping[str, torch.Tensor], allreduce: AllReduce) -> Tensors:

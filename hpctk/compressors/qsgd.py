@@ -15,7 +15,8 @@ beyond 1 residuals may grow instead of staying small. Take more bits or smaller 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,46 +25,31 @@ import torch
 from hpctk.compressors.core import arrays, draws
 from hpctk.compressors.core.compressor import Compressor, Shape, State, expect_length
 from hpctk.compressors.core.packet import Packet
-from hpctk.errors import HpctkError, SettingError
+from hpctk.errors import HpctkError
+from hpctk.settings import documented, setting
 
 #: Elements quantised together: few enough for a core's cache.
 BLOCK = 1 << 16
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class QSGD(Compressor):
     """Send a norm per bucket and a few bits per element, rounded at random.
 
     Ranks draw independently once `set_rank` has told them apart. Tensors on a device are quantised on the
     host, where the random numbers are.
-
-    Parameters
-    ----------
-    bits : int
-        Per element with its sign, 2 to 8.
-    bucket : int
-        Elements that share a norm.
-    seed : int
     """
 
     combines = "gathered"
 
-    def __init__(
-        self,
-        bits: int = 4,
-        bucket: int = 512,
-        seed: int = 0,
-        *,
-        exclude: Sequence[str] = (),
-        min_elements: int = 0,
-    ) -> None:
-        super().__init__(exclude=exclude, min_elements=min_elements)
-        if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
-            raise SettingError(f"bits={bits!r}: need an integer from 2 to 8")
-        if isinstance(bucket, bool) or not isinstance(bucket, int) or bucket < 1:
-            raise SettingError(f"bucket={bucket!r}: need an integer, 1 or more")
-        self.bits, self.bucket = bits, bucket
-        self.seed = draws.checked_seed(seed)
-        self._levels = 2 ** (bits - 1) - 1
+    bits: int = setting(4, "per element, with its sign", at_least=2, at_most=8)
+    bucket: int = setting(512, "elements that share a norm", at_least=1)
+    seed: int = setting(0, "of the rounding", at_least=0, at_most=draws.MAX_SEED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._levels = 2 ** (self.bits - 1) - 1
         self._draws = draws.Counters()
 
     def state_dict(self) -> State:

@@ -12,7 +12,8 @@ stays in the residual would no longer add up to z, and error feedback needs just
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,29 +22,24 @@ from hpctk.compressors.core import density as densities
 from hpctk.compressors.core import draws
 from hpctk.compressors.core.compressor import Compressor, Shape, State, expect_length
 from hpctk.compressors.core.packet import Packet
+from hpctk.settings import documented, required, setting
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class RandomK(Compressor):
     """Send randomly chosen elements, the same on every rank.
 
     Ranks stay in step as long as they make the same calls for a parameter; a call that raises counts.
-
-    Parameters
-    ----------
-    density : float
-        Part of the elements that is sent, above 0 and at most 1.
-    seed : int
-        The same on every rank.
     """
 
     combines = "summed"
 
-    def __init__(
-        self, density: float, seed: int = 0, *, exclude: Sequence[str] = (), min_elements: int = 0
-    ) -> None:
-        super().__init__(exclude=exclude, min_elements=min_elements)
-        self.density = densities.checked(density)
-        self.seed = draws.checked_seed(seed)
+    density: float = field(metadata=required("part of the elements that is sent", above=0, at_most=1))
+    seed: int = setting(0, "of the choice; the same on every rank", at_least=0, at_most=draws.MAX_SEED)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._draws = draws.Counters()
         self._last: dict[int, tuple[int, int, torch.Tensor]] = {}
 

@@ -13,6 +13,7 @@ packed, 1 for minus. The 1-norm is summed in float64.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -21,8 +22,11 @@ from hpctk.compressors.core import arrays, finite
 from hpctk.compressors.core.compressor import Compressor, Shape, expect_length
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError
+from hpctk.settings import documented
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class Sign(Compressor):
     """Send the signs and the mean magnitude."""
 

@@ -14,7 +14,7 @@ arrive in bursts all the same, whose size an Adam after them divides away: there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,35 +24,21 @@ from hpctk.compressors.core import arrays, finite
 from hpctk.compressors.core import density as densities
 from hpctk.compressors.core.compressor import Compressor, Shape, checked_flat, checked_pair, refuse
 from hpctk.compressors.core.packet import Packet
-from hpctk.errors import HpctkError, SettingError
+from hpctk.errors import HpctkError
+from hpctk.settings import documented, required, setting
 
 
+@documented
+@dataclass(eq=False, repr=False)
 class TopK(Compressor):
-    """Send the elements of largest magnitude.
-
-    Parameters
-    ----------
-    density : float
-        Part of the elements that is sent, above 0 and at most 1.
-    keep : bool
-        Whether a sparse all-reduce brings back only the k largest of the sum, to bound its volume.
-    """
+    """Send the elements of largest magnitude."""
 
     combines = "gathered"
 
-    def __init__(
-        self,
-        density: float,
-        keep: bool = False,
-        *,
-        exclude: Sequence[str] = (),
-        min_elements: int = 0,
-    ) -> None:
-        super().__init__(exclude=exclude, min_elements=min_elements)
-        self.density = densities.checked(density)
-        if not isinstance(keep, bool):
-            raise SettingError(f"keep={keep!r}: need True or False")
-        self.keep = keep
+    density: float = field(metadata=required("part of the elements that is sent", above=0, at_most=1))
+    keep: bool = setting(
+        False, "whether a sparse all-reduce brings back only the k largest of the sum, to bound its volume"
+    )
 
     def k(self, n: int) -> int:
         """Return how many of n elements are sent."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hpctk.comm import environment
+
 #: Set by a batch system inside an allocation: mpirun takes hosts and slots from it.
 ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_NODEFILE", "PE_HOSTFILE", "LSB_JOBID", "COBALT_JOBID")
 
@@ -61,7 +63,7 @@ def job_environment(
     if not environ.get("OMP_NUM_THREADS"):
         added["OMP_NUM_THREADS"] = "1"
     # mpirun stands between the ranks and the terminal: tell them what there is.
-    if columns is not None and not tagged and not environ.get("HPCTK_PROGRESS"):
+    if columns is not None and not tagged and environment.read("HPCTK_PROGRESS", environ) is None:
         added["HPCTK_PROGRESS"] = "bar"
         if not environ.get("COLUMNS"):
             added["COLUMNS"] = str(columns)

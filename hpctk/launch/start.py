@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hpctk.comm import environment
 from hpctk.errors import SettingError
 from hpctk.launch import horovod_setup, horovodrun, typed
 from hpctk.launch.facts import Facts, job_environment
@@ -119,7 +120,7 @@ def find_mpi(path: str, kind: str | None) -> tuple[str, str]:
 
 def find_venv(project: str, environ: Mapping[str, str]) -> str | None:
     """Return the virtual environment to use: the one named, the active one, the project's, or none."""
-    named = environ.get("HPCTK_VENV")
+    named: str | None = environment.read("HPCTK_VENV", environ)
     if named:
         if not os.path.isfile(f"{named}/bin/python"):
             raise SettingError(

@@ -22,35 +22,23 @@ import numpy as np
 import torch
 
 from hpctk.collectives.consensus import Part, aggregate_in_place, finish
-from hpctk.collectives.engine import consensus_weights
-from hpctk.collectives.engine.consensus_weights import ConsensusState
+from hpctk.collectives.engine.consensus_weights import MOMENTUM, SCALE, ConsensusState
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.methods.core.method import BucketRun, GradientMethod
 from hpctk.methods.core.replica import Replica
+from hpctk.settings import documented, setting
 
 
+@documented
 @dataclass(frozen=True)
 class AdaCons(GradientMethod):
-    """Weigh gradients by their agreement with the consensus.
-
-    Attributes
-    ----------
-    momentum : float
-        beta, of the sorted agreements.
-    scale : str
-        "mean_norm", "unit" or "coefficients".
-    layerwise : bool
-        Whether every tensor gets weights of its own.
-    """
+    """Weigh gradients by their agreement with the consensus."""
 
     summary: ClassVar[str] = "gradients weighted by their agreement, for one all-reduce's bytes"
 
-    momentum: float = 0.99
-    scale: str = "mean_norm"
-    layerwise: bool = False
-
-    def __post_init__(self) -> None:
-        consensus_weights.check(self.momentum, self.scale)
+    momentum: float = MOMENTUM.field(0.99)
+    scale: str = SCALE.field("mean_norm")
+    layerwise: bool = setting(False, "whether every tensor gets weights of its own")
 
     def begin(self, replica: Replica) -> AdaConsRun:
         """Return AdaCons at work on a replica."""

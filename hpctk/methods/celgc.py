@@ -14,41 +14,31 @@ workers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.methods.core.clipping import Clipping, check_clip
+from hpctk.methods.core.clipping import CLIP, Clipping
 from hpctk.methods.core.method import LocalStepMethod, scaled_rates
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.norms import global_norm
-from hpctk.methods.core.period import check_period
 from hpctk.methods.core.replica import Replica
+from hpctk.settings import documented, required, setting
 
 
+@documented
 @dataclass(frozen=True)
 class CELGC(LocalStepMethod):
-    """Clip locally, average the models every `period` steps.
-
-    Attributes
-    ----------
-    clip : float
-        The longest step, in units of the parameters; clip / lr is the largest norm that is not clipped.
-    period : int
-        Local steps between averages.
-    """
+    """Clip locally, average the models every `period` steps."""
 
     kind: ClassVar[str] = "model"
     summary: ClassVar[str] = "local clipping, models averaged every period steps"
 
-    clip: float
-    period: int = 16
-
-    def __post_init__(self) -> None:
-        check_clip(self.clip)
-        check_period(self.period)
+    clip: float = field(metadata=required(CLIP, at_least=0, at_most=math.inf))
+    period: int = setting(16, "local steps between averages", at_least=1)
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> CelgcRun:
         """Return CELGC at work on a replica."""

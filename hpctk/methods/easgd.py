@@ -20,31 +20,25 @@ import torch
 
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
-from hpctk.methods.core.period import check_period, check_share
 from hpctk.methods.core.replica import Replica, restore
+from hpctk.settings import documented, setting
 
 
+@documented
 @dataclass(frozen=True)
 class EASGD(LocalStepMethod):
-    """Let workers and centre pull each other every `period` steps.
-
-    Attributes
-    ----------
-    period : int
-        Local steps between rounds.
-    pull : float
-        How far a round moves the centre toward the mean of the workers, 0 to 1; a worker moves pull/N of its way.
-    """
+    """Let workers and centre pull each other every `period` steps."""
 
     kind: ClassVar[str] = "model"
     summary: ClassVar[str] = "workers and a centre that pull each other every period steps"
 
-    period: int = 4
-    pull: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_period(self.period)
-        check_share("pull", self.pull)
+    period: int = setting(4, "local steps between rounds", at_least=1)
+    pull: float = setting(
+        0.1,
+        "how far a round moves the centre toward the mean of the workers; a worker moves pull/N of its way",
+        at_least=0,
+        at_most=1,
+    )
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> EasgdRun:
         """Return EASGD at work on a replica."""

@@ -19,7 +19,6 @@ so put `with opt.join():` around the loop, or give a time budget and leave the l
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -36,69 +35,46 @@ from hpctk.methods.core.grawa_weights import NONE_YET, weights
 from hpctk.methods.core.method import Closure, LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.norms import norms
-from hpctk.methods.core.period import check_period, check_share
 from hpctk.methods.core.probe import probing
 from hpctk.methods.core.replica import Replica, first_bad, restore
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.tickets import Tickets
+from hpctk.settings import documented, setting
 
-NORMS = ("step", "probe")
 
-
+@documented
 @dataclass(frozen=True)
 class Grawa(LocalStepMethod):
     """The settings that MGRAWA and LGRAWA share.
 
-    Attributes
-    ----------
-    period : int
-        Local steps between rounds; asynchronous: on average.
-    pull : float
-        How far a round moves a worker toward the centre, 0 to 1.
-    prox : float
-        How far the local steps of a period move it there, 0 to 1.
-    ema : float
-        Memory of the norms, from 0 (none) to below 1.
-    norms : {"step", "probe"}
-        Of the gradient of the last local step, or of one that `probe` computes.
-    probe : callable, optional
-        Runs forward and backward on a fresh random batch. It may use what it likes of torch's, Python's and numpy's
-        random numbers: training sees nothing of it.
-    asynchronous : bool
-        Let fast workers do more local steps.
-    time_budget_s : float, optional
-        End training (opt.finished) at the first round so many seconds after the optimizer was made, on rank 0's clock.
+    A probe may use what it likes of torch's, Python's and numpy's random numbers: training sees nothing of it. With a
+    time budget training ends (opt.finished) at the first round after it, on rank 0's clock.
     """
 
     kind: ClassVar[str] = "model"
     layerwise: ClassVar[bool]
 
-    period: int = 32
-    pull: float = 0.5
-    prox: float = 0.01
-    ema: float = 0.9**8
-    norms: str = "step"
-    probe: Callable[[], Any] | None = None
-    asynchronous: bool = False
-    time_budget_s: float | None = None
+    period: int = setting(32, "local steps between rounds; asynchronous: on average", at_least=1)
+    pull: float = setting(0.5, "how far a round moves a worker toward the centre", at_least=0, at_most=1)
+    prox: float = setting(0.01, "how far the local steps of a period move it there", at_least=0, at_most=1)
+    ema: float = setting(0.9**8, "memory of the norms, 0 for none", at_least=0, below=1, shown="0.9**8")
+    norms: str = setting(
+        "step",
+        "of the last local step's gradient, or of one that `probe` computes",
+        choices=("step", "probe"),
+    )
+    probe: Callable[[], Any] | None = setting(None, "runs forward and backward on a fresh random batch")
+    asynchronous: bool = setting(False, "let fast workers do more local steps")
+    time_budget_s: float | None = setting(
+        None, "end training so many seconds after the optimizer was made", above=0
+    )
 
     def __post_init__(self) -> None:
-        check_period(self.period)
-        for name in ("pull", "prox", "ema"):
-            check_share(name, getattr(self, name))
-        if self.ema == 1:
-            raise SettingError(
-                f"ema={self.ema!r}: need a number below 1, with 1 no norm would ever be taken in"
-            )
-        if self.norms not in NORMS:
-            raise SettingError(f"norms={self.norms!r}: allowed are {', '.join(NORMS)}")
+        super().__post_init__()
         if self.norms == "probe" and not callable(self.probe):
             raise SettingError(f"probe={self.probe!r}: norms='probe' needs a function without arguments")
         if self.norms == "step" and self.probe is not None:
             raise SettingError(f"probe={self.probe!r}: is only called with norms='probe'")
-        if not isinstance(self.asynchronous, bool):
-            raise SettingError(f"asynchronous={self.asynchronous!r}: allowed are True and False")
-        _check_budget(self.time_budget_s)
 
     @property
     def lockstep(self) -> bool:
@@ -114,21 +90,16 @@ class Grawa(LocalStepMethod):
         return {**super().settings(), "probe": self.probe is not None}
 
 
-def _check_budget(value: float | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise SettingError(f"time_budget_s={value!r}: need a number of seconds above 0, or None")
-
-
+@documented
 @dataclass(frozen=True)
 class MGRAWA(Grawa):
-    """Weigh workers by the norms of their whole gradients; settings as in `Grawa`."""
+    """Weigh workers by the norms of their whole gradients."""
 
     summary: ClassVar[str] = "pulled toward a mean in which workers with small gradients weigh more"
     layerwise: ClassVar[bool] = False
 
 
+@documented
 @dataclass(frozen=True)
 class LGRAWA(Grawa):
     """Weigh workers tensor by tensor, by the norms of their gradients; settings as in `Grawa`."""

@@ -15,27 +15,19 @@ import torch
 from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
-from hpctk.methods.core.period import check_period
 from hpctk.methods.core.replica import Replica
+from hpctk.settings import documented, setting
 
 
+@documented
 @dataclass(frozen=True)
 class LocalSGD(LocalStepMethod):
-    """Average the models every `period` steps.
-
-    Attributes
-    ----------
-    period : int
-        Local steps between averages.
-    """
+    """Average the models every `period` steps."""
 
     kind: ClassVar[str] = "model"
     summary: ClassVar[str] = "models averaged every period steps"
 
-    period: int = 16
-
-    def __post_init__(self) -> None:
-        check_period(self.period)
+    period: int = setting(16, "local steps between averages", at_least=1)
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> LocalSgdRun:
         """Return local SGD at work on a replica."""

@@ -28,39 +28,30 @@ from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.errors import SettingError
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
-from hpctk.methods.core.period import check_period, check_share
 from hpctk.methods.core.replica import Replica, restore
 from hpctk.methods.core.resharding import SavedRanks
+from hpctk.settings import documented, setting
 
 #: Losses that a worker is judged by.
 LAST = 4
 
 
+@documented
 @dataclass(frozen=True)
 class LSGD(LocalStepMethod):
-    """Pull workers toward the one with the lowest loss.
-
-    Attributes
-    ----------
-    period : int
-        Local steps between rounds.
-    pull : float
-        How far a round moves a worker toward the leader, 0 to 1.
-    prox : float
-        How far the local steps of a period move it toward the last leader's model, 0 to 1.
-    """
+    """Pull workers toward the one with the lowest loss."""
 
     kind: ClassVar[str] = "model"
     summary: ClassVar[str] = "pulled toward the worker with the lowest loss"
 
-    period: int = 4
-    pull: float = 0.1
-    prox: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_period(self.period)
-        check_share("pull", self.pull)
-        check_share("prox", self.prox)
+    period: int = setting(4, "local steps between rounds", at_least=1)
+    pull: float = setting(0.1, "how far a round moves a worker toward the leader", at_least=0, at_most=1)
+    prox: float = setting(
+        0.1,
+        "how far the local steps of a period move it toward the last leader's model",
+        at_least=0,
+        at_most=1,
+    )
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> LsgdRun:
         """Return LSGD at work on a replica."""

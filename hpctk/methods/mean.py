@@ -15,6 +15,7 @@ with a fraction of the rate. See "Mean with TopK under Adam" in docs/methods.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -28,44 +29,34 @@ from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refus
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.engine.handle import Handle
 from hpctk.comm import buffers
-from hpctk.compressors import Compressor, Residuals
-from hpctk.errors import SettingError
-from hpctk.methods.core.clipping import Clipping, check_clip
+from hpctk.compressors import A_COMPRESSOR, Compressor, Residuals, by_name
+from hpctk.methods.core.clipping import CLIP, Clipping
 from hpctk.methods.core.method import BucketRun, GradientMethod, scaled_rates
 from hpctk.methods.core.norms import global_norm
 from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.settings import documented, setting
 
 
+@documented
 @dataclass(frozen=True)
 class Mean(GradientMethod):
     """Average the gradients.
 
-    Attributes
-    ----------
-    compressor : Compressor, optional
-        How gradients are written down; dense where not given. With TopK under Adam, or where gradients are clipped
-        after the exchange, begin dense, raise the rate, or take SAEF: docs/methods.md has figures.
-    feedback : bool
-        Whether what the compressor left behind is added to the next gradient.
-    clip : float, optional
-        Clip by the norm of the mean gradient, in units of the step: clip / lr is the largest norm.
-    unit_norm : bool
-        Average directions, and multiply by the mean norm.
+    With TopK under Adam, or where gradients are clipped after the exchange, begin dense, raise the rate, or take SAEF:
+    docs/methods.md has figures.
     """
 
     summary: ClassVar[str] = "plain averaging of gradients, with any compressor"
 
-    compressor: Compressor | None = None
-    feedback: bool = True
-    clip: float | None = None
-    unit_norm: bool = False
-
-    def __post_init__(self) -> None:
-        if self.compressor is not None and not isinstance(self.compressor, Compressor):
-            raise SettingError(f"compressor={self.compressor!r}: need a compressor such as hpctk.TopK(0.01)")
-        if self.clip is not None:
-            check_clip(self.clip)
+    compressor: Compressor | None = setting(
+        None, "how gradients are written down; dense without", parser=by_name, allowed=A_COMPRESSOR
+    )
+    feedback: bool = setting(True, "whether what the compressor left behind is added to the next gradient")
+    clip: float | None = setting(
+        None, f"by the norm of the mean gradient: {CLIP}", at_least=0, at_most=math.inf
+    )
+    unit_norm: bool = setting(False, "average directions, and multiply by the mean norm")
 
     def begin(self, replica: Replica) -> MeanRun:
         """Return averaging at work on a replica."""

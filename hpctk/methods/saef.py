@@ -20,13 +20,13 @@ Sign on both sides); each average of residuals moves them dense.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from hpctk.comm import buffers
-from hpctk.compressors import Compressor
+from hpctk.compressors import A_COMPRESSOR, Compressor, by_name
 from hpctk.errors import SettingError, TensorError
 from hpctk.kernels import updates
 from hpctk.methods.core.error_feedback import ErrorFeedback
@@ -34,47 +34,35 @@ from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.replica import Replica, restore
 from hpctk.methods.core.resharding import SavedRanks, reshard
 from hpctk.methods.core.update_step import FlatBuffer, UpdateRun
+from hpctk.settings import documented, required, setting
 
 
+@documented
 @dataclass(frozen=True)
 class SAEF(LocalStepMethod):
-    """Exchange compressed updates; take gradients a step ahead.
-
-    Attributes
-    ----------
-    compressor : Compressor
-        Of each worker's update.
-    server : Compressor, optional
-        Of the mean; not PowerSGD.
-    average_every : int
-        Iterations between averages of the residuals; 0 for never.
-    step_ahead : bool
-        Whether gradients are taken at x - e_k; at x, the classic error feedback, where not.
-    """
+    """Exchange compressed updates; take gradients a step ahead."""
 
     kind: ClassVar[str] = "update"
     summary: ClassVar[str] = "compressed updates, gradients taken where the residuals point"
 
-    compressor: Compressor
-    server: Compressor | None = None
-    average_every: int = 0
-    step_ahead: bool = True
+    compressor: Compressor = field(
+        metadata=required("of each worker's update", parser=by_name, allowed=A_COMPRESSOR)
+    )
+    server: Compressor | None = setting(
+        None, "of the mean; not PowerSGD", parser=by_name, allowed=A_COMPRESSOR
+    )
+    average_every: int = setting(0, "iterations between averages of the residuals; 0 for never", at_least=0)
+    step_ahead: bool = setting(
+        True, "whether gradients are taken at x - e_k; else at x, as in classic error feedback"
+    )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.compressor, Compressor):
-            raise SettingError(f"compressor={self.compressor!r}: need a compressor such as hpctk.TopK(0.01)")
-        if self.server is not None and not isinstance(self.server, Compressor):
-            raise SettingError(f"server={self.server!r}: need a compressor such as hpctk.Sign(), or None")
+        super().__post_init__()
         if self.server is not None and self.server.combines == "own":
             # Every rank does the server's work: matrix products must not decide on shared bits.
             raise SettingError(
                 f"server={self.server!r}: its work cannot be repeated bit for bit on all ranks"
             )
-        every = self.average_every
-        if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-            raise SettingError(f"average_every={every!r}: need a whole number of iterations, 0 for never")
-        if not isinstance(self.step_ahead, bool):
-            raise SettingError(f"step_ahead={self.step_ahead!r}: need True or False")
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> SaefRun:
         """Return SAEF at work on a replica."""

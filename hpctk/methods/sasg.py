@@ -32,62 +32,41 @@ from hpctk.collectives.compressed_mean import refuse_bad_sums, selected
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.lazy_allgather import lazy_allgather
 from hpctk.compressors import Residuals, TopK
-from hpctk.compressors.core import density as densities
 from hpctk.compressors.core import sparse
-from hpctk.errors import SettingError, TensorError
+from hpctk.errors import TensorError
 from hpctk.methods.core.last_messages import LastMessages
 from hpctk.methods.core.method import Closure, LocalStepMethod
 from hpctk.methods.core.replay import Replay
 from hpctk.methods.core.replica import Gradients, Replica, restore
 from hpctk.methods.core.resharding import SavedRanks, reshard
 from hpctk.methods.core.update_step import FlatBuffer, UpdateRun, difference, squared_distance
+from hpctk.settings import documented, setting
 
-REDUCTIONS = ("sum", "mean")
 
-
+@documented
 @dataclass(frozen=True)
 class SASG(LocalStepMethod):
-    """Upload the top-k of update plus residual, and only when the gradient has changed enough.
-
-    Attributes
-    ----------
-    density : float
-        Part of each tensor's elements that an upload carries.
-    alpha : float, optional
-        How much change is no news. 1/lr where not given (M/lr with reduce="mean"), by the rate of each
-        step. 0 sends whatever differs; below 0, everything.
-    max_delay : int
-        Steps after which a worker uploads in any case.
-    terms : int, optional
-        How many steps back the length of steps is looked at; max_delay - 1 where not given.
-    warmup : int
-        Steps at the start in which everyone uploads.
-    reduce : {"sum", "mean"}
-        What is applied of the messages; the sum is the authors' convention.
-    """
+    """Upload the top-k of update plus residual, and only when the gradient has changed enough."""
 
     kind: ClassVar[str] = "update"
     summary: ClassVar[str] = "sparse updates, only from the workers that have news"
 
-    density: float = 0.01
-    alpha: float | None = None
-    max_delay: int = 10
-    terms: int | None = None
-    warmup: int = 10
-    reduce: str = "sum"
-
-    def __post_init__(self) -> None:
-        densities.checked(self.density)
-        if self.alpha is not None and not _is_finite(self.alpha):
-            raise SettingError(f"alpha={self.alpha!r}: need a finite number, or None for 1/lr")
-        for name in ("max_delay", "terms", "warmup"):
-            value = getattr(self, name)
-            if value is None and name == "terms":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise SettingError(f"{name}={value!r}: need a whole number of steps, 0 or more")
-        if self.reduce not in REDUCTIONS:
-            raise SettingError(f"reduce={self.reduce!r}: allowed are {', '.join(REDUCTIONS)}")
+    density: float = setting(
+        0.01, "part of each tensor's elements that an upload carries", above=0, at_most=1
+    )
+    alpha: float | None = setting(
+        None,
+        "how much change is no news; 0 sends whatever differs; below 0, everything",
+        shown="1/lr of each step, M/lr with reduce='mean'",
+    )
+    max_delay: int = setting(10, "steps after which a worker uploads in any case", at_least=0)
+    terms: int | None = setting(
+        None, "how many steps back the length of steps is looked at", at_least=0, shown="max_delay - 1"
+    )
+    warmup: int = setting(10, "steps at the start in which everyone uploads", at_least=0)
+    reduce: str = setting(
+        "sum", "what is applied of the messages; the sum is the authors' convention", choices=("sum", "mean")
+    )
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> SasgRun:
         """Return SASG at work on a replica."""
@@ -263,7 +242,3 @@ class SasgRun(UpdateRun):
 
     def _named_snapshot(self) -> dict[str, torch.Tensor]:
         return self.replica.named(self.snapshot)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -9,12 +9,12 @@ partition = "gpu"
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hpctk.errors import SettingError
+from hpctk.settings import read_toml
 from hpctk.slurm.options import KINDS, from_layers, known
 
 #: What belongs to one job only.
@@ -23,22 +23,16 @@ _OWN = ("job_name", "run", "table")
 
 def read(path: Path, kind: str) -> dict[str, Any]:
     """Return the defaults that a file gives for a kind; SettingError where one is unknown or wrong."""
-    try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise SettingError(f"{path}: cannot be read ({reason})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{path}: is not TOML: {error}") from None
+    given = read_toml(path)
     try:
         # All kinds, so that a mistake shows before the day on which it counts.
-        layers = {one: defaults(given, one) for one in KINDS}
+        layers = {one: _defaults(given, one) for one in KINDS}
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from None
     return layers[kind]
 
 
-def defaults(given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _defaults(given: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return what a document says for a kind: what it says for all, where the kind knows it, and for this one."""
     tables = {name: value for name, value in given.items() if isinstance(value, dict)}
     unknown = [name for name in tables if name not in KINDS]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from hpctk.tasks.core.images import Images, accuracy_and_loss
-from hpctk.tasks.core.job_settings import DigitsSettings
+from hpctk.tasks.core.settings import DigitsSettings
 from hpctk.tasks.core.task import ShuffledTask
 
 #: Every 6th image is held out for testing: 300 images, all classes.

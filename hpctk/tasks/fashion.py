@@ -14,7 +14,7 @@ import torch
 from hpctk.errors import HpctkError
 from hpctk.tasks.core import idx
 from hpctk.tasks.core.images import Images, accuracy_and_loss
-from hpctk.tasks.core.job_settings import FashionSettings
+from hpctk.tasks.core.settings import FashionSettings
 from hpctk.tasks.core.task import ShuffledTask
 
 #: Where Debian's package dataset-fashion-mnist puts the files.

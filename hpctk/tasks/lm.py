@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from hpctk.errors import HpctkError
-from hpctk.tasks.core.job_settings import LanguageModelSettings
+from hpctk.tasks.core.settings import LanguageModelSettings
 from hpctk.tasks.core.task import ShuffledTask
 
 BYTES = 256

@@ -20,7 +20,7 @@ import torch
 from hpctk.errors import SettingError
 from hpctk.methods.core.method import Method
 from hpctk.optimizer import DistributedOptimizer
-from hpctk.tasks.core.job_settings import RegressionSettings
+from hpctk.tasks.core.settings import RegressionSettings
 from hpctk.tasks.core.task import Task
 
 WEIGHTS = 1000

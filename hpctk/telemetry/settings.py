@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpctk.errors import SettingError
+from hpctk.settings import check, documented, required, setting
 
 
+@documented
 @dataclass(frozen=True)
 class StatsSettings:
-    """How statistics are written.
+    """How statistics are written."""
 
-    Attributes
-    ----------
-    folder : Path
-        The run's.
-    events : int
-        The most rows of calls, and of steps, in a file; 0 for sums alone.
-    flush_steps : int
-    flush_s : float
-        A file is brought up to date after so many steps, or seconds.
-    """
-
-    folder: Path
-    events: int = 200_000
-    flush_steps: int = 1000
-    flush_s: float = 5.0
+    folder: Path = field(metadata=required("the run's"))
+    events: int = setting(
+        200_000, "the most rows of calls, and of steps, in a file; 0 for sums alone", at_least=0
+    )
+    flush_steps: int = setting(1000, "a file is brought up to date after so many steps", at_least=1)
+    flush_s: float = setting(5.0, "or after so many seconds", at_least=0)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.events, int) or self.events < 0:
-            raise SettingError(f"events={self.events!r}: need a number of rows, 0 for none")
-        if not isinstance(self.flush_steps, int) or self.flush_steps < 1:
-            raise SettingError(f"flush_steps={self.flush_steps!r}: need a number of steps above 0")
-        if not 0 <= self.flush_s < float("inf"):
-            raise SettingError(f"flush_s={self.flush_s!r}: need a number of seconds, 0 for every call")
+        check(self)

@@ -149,10 +149,11 @@ def wanted(stats: StatsLike) -> StatsSettings | None:
         return stats
     if stats is not None and not isinstance(stats, str | Path):
         raise SettingError(f"stats={stats!r}: need a folder, or hpctk.StatsSettings")
-    folder = environment.stats_folder() if stats is None else Path(stats)
+    folder = environment.read("HPCTK_STATS") if stats is None else Path(stats)
     if folder is None:
         return None
-    return StatsSettings(folder, **environment.stats_settings())
+    events, flush_s = environment.read("HPCTK_STATS_EVENTS"), environment.read("HPCTK_STATS_FLUSH_S")
+    return StatsSettings(folder, events=events, flush_s=flush_s)
 
 
 def opened(replica: Replica, method: Method, settings: StatsSettings) -> Recording | None:

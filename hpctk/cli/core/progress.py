@@ -29,7 +29,7 @@ class Progress:
         self._title = title
         self._stream = stream or sys.stderr
         # mpirun stands between a rank and the terminal: whoever started it says what there is.
-        self._style = environment.progress() or ("bar" if self._stream.isatty() else "lines")
+        self._style = environment.read("HPCTK_PROGRESS") or ("bar" if self._stream.isatty() else "lines")
         self._began = self._shown = 0.0
         #: Steps that were over before: of a job that was resumed.
         self._first = 0

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpctk.comm import launcher
 from hpctk.errors import SettingError
+from hpctk.settings import settings_of
 from hpctk.tasks import TASKS
-from hpctk.tasks.core.job_settings import SETTINGS
-from hpctk.tasks.core.settings import SAVED, kind_of, read, resolve
+from hpctk.tasks.core.settings import SAVED, SETTINGS, read, resolve
 
 if TYPE_CHECKING:
     from hpctk.tasks.core.run_folder import RunFolder
@@ -35,18 +34,16 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_settings(group: Any, kind: type[Settings]) -> None:
-    for field in dataclasses.fields(kind):
-        if field.name == "method_settings":
+    for name, about in settings_of(kind).items():
+        if name == "method_settings":
             group.add_argument(
                 "--set", action="append", default=[], metavar="KEY=VALUE",
                 help="a setting of the method; may be repeated",
             )  # fmt: skip
             continue
-        default = "none" if field.default is None else field.default
         group.add_argument(
-            f"--{field.name.replace('_', '-')}", type=kind_of(kind, field.name)[0], default=argparse.SUPPRESS,
-            metavar="|".join(field.metadata["choices"]) or field.name.rpartition("_")[2].upper(),
-            help=f"{field.metadata['meaning']} [{default}]",
+            f"--{name.replace('_', '-')}", type=about.kind, default=argparse.SUPPRESS, help=about.help,
+            metavar="|".join(about.choices) or name.rpartition("_")[2].upper(),
         )  # fmt: skip
 
 
@@ -100,7 +97,7 @@ def foreseen(options: argparse.Namespace, kind: type[Settings]) -> Settings | No
 def typed(options: argparse.Namespace, kind: type[Settings]) -> list[dict[str, Any]]:
     """Return the settings of the file and of the command line, which wins."""
     file = {} if options.settings is None else read(options.settings, kind)
-    names = [field.name for field in dataclasses.fields(kind) if field.name != "method_settings"]
+    names = [name for name in settings_of(kind) if name != "method_settings"]
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return [file, {**given, "method_settings": overrides(options.set)}]
 

@@ -25,12 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from hpctk.errors import SettingError
+from hpctk.settings import Setting
 
 EPS = 1e-8
 #: The sum of the terms must be more than this share of the sum of their magnitudes.
 GUARD = 0.1
 SCALES = ("mean_norm", "unit", "coefficients")
+MOMENTUM = Setting("beta, of the sorted agreements", float, at_least=0, below=1)
+SCALE = Setting("what the weighted sum of directions is multiplied by", choices=SCALES)
 
 
 @dataclass
@@ -51,10 +53,8 @@ class ConsensusState:
 
 def check(momentum: float, scale: str) -> None:
     """Raise SettingError unless the settings of AdaCons are in range."""
-    if not 0 <= momentum < 1:
-        raise SettingError(f"momentum={momentum}: allowed are 0 up to, not including, 1")
-    if scale not in SCALES:
-        raise SettingError(f"scale={scale!r}: known are {', '.join(SCALES)}")
+    MOMENTUM.check("momentum", momentum)
+    SCALE.check("scale", scale)
 
 
 def weights(

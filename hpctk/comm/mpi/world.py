@@ -61,8 +61,8 @@ class MpiWorld(World):
         self.control, control_made = comm.Idup()
         self.wait([data_made, control_made], "duplicating the communicator")
         with self.shared_errors("reading the settings"):
-            environment.timeout_s()
-            environment.gpu_aware()
+            environment.read("HPCTK_TIMEOUT_S")
+            environment.read("HPCTK_GPU_AWARE")
         self._check_launcher(comm)
         self.node = self.control.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         self.local_rank, self.local_size = self.node.Get_rank(), self.node.Get_size()

@@ -64,7 +64,7 @@ class TorchWorld(World):
         self.group = self._meet()
         self._store: Any = _get_process_group_store(self.group)
         with self.shared_errors("reading the settings"):
-            environment.timeout_s()
+            environment.read("HPCTK_TIMEOUT_S")
         self.nodes = self._find_nodes()
         mine = next(ranks for ranks in self.nodes if self.rank in ranks)
         self.local_rank, self.local_size = mine.index(self.rank), len(mine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
@@ -17,35 +18,30 @@ import torch
 from hpctk.comm import buffers
 from hpctk.compressors.core import arrays, finite
 from hpctk.compressors.core.packet import Packet
-from hpctk.errors import HpctkError, SettingError, TensorError
+from hpctk.errors import HpctkError, TensorError
+from hpctk.settings import check, documented, setting
 
 Setting = str | int | float | bool | list[str]
 Shape = tuple[int, ...]
 State = dict[str, dict[str, torch.Tensor | int]]
 
 
+@documented
+@dataclass(eq=False, repr=False, kw_only=True)
 class Compressor(ABC):
-    """How a tensor is written down.
-
-    Parameters
-    ----------
-    exclude : sequence of str
-        Parameters to spare: exact names or patterns as of the shell, such as "*.bias".
-    min_elements : int
-        Tensors with fewer elements are spared.
-    """
+    """How a tensor is written down."""
 
     #: How packets of several ranks combine: "gathered" (each rank decodes all of them), "summed" (their
     #: data are added, element by element) or "own" (the compressor has its own `aggregate`).
     combines: ClassVar[str]
 
-    def __init__(self, *, exclude: Sequence[str] = (), min_elements: int = 0) -> None:
-        if isinstance(exclude, str) or not all(isinstance(pattern, str) for pattern in exclude):
-            raise SettingError(f"exclude={exclude!r}: need a list of names or patterns, such as ['*.bias']")
-        if isinstance(min_elements, bool) or not isinstance(min_elements, int) or min_elements < 0:
-            raise SettingError(f"min_elements={min_elements!r}: need an integer, 0 or more")
-        self.exclude = tuple(exclude)
-        self.min_elements = min_elements
+    exclude: Sequence[str] = setting(
+        (), 'parameters to spare: exact names or patterns as of the shell, such as ["*.bias"]'
+    )
+    min_elements: int = setting(0, "tensors with fewer elements are spared", at_least=0)
+
+    def __post_init__(self) -> None:
+        vars(self).update(check(self))
         self._seat = 0
 
     def is_excluded(self, name: str, tensor: torch.Tensor) -> bool:

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import math
 
-from hpctk.errors import SettingError
-
-
-def checked(density: float) -> float:
-    """Return the density as a float; SettingError unless it is above 0 and at most 1."""
-    if isinstance(density, bool) or not isinstance(density, int | float) or not 0 < density <= 1:
-        raise SettingError(f"density={density!r}: need a number above 0 and at most 1, such as 0.01")
-    return float(density)
-
 
 def kept(density: float, n: int) -> int:
     """Return max(1, floor(density * n + 1e-9)), and 0 of an empty tensor.

@@ -16,16 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from hpctk.errors import HpctkError, SettingError
+from hpctk.errors import HpctkError
 
 _DRAW_BITS = 32
-
-
-def checked_seed(seed: int) -> int:
-    """Return the seed; SettingError unless it is an integer of 64 bits, not negative."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise SettingError(f"seed={seed!r}: need an integer from 0 to 2**64 - 1")
-    return seed
+#: The largest seed.
+MAX_SEED = 2**64 - 1
 
 
 def stamp(name: str, draw: int) -> int:

@@ -12,13 +12,8 @@ import torch
 from hpctk.errors import SettingError
 
 SMALL = 1e-10
-
-
-def check_clip(clip: float) -> float:
-    """Return `clip`, or raise SettingError; infinity means never to clip."""
-    if isinstance(clip, bool) or not isinstance(clip, int | float) or not clip >= 0:
-        raise SettingError(f"clip={clip!r}: need a number, 0 or more; inf never clips")
-    return clip
+#: What the setting means, wherever a method has it.
+CLIP = "the longest step, in units of the parameters; clip / lr is the largest norm that is not clipped"
 
 
 class Clipping:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hpctk.errors import SettingError
+from hpctk.settings import Setting
 
 #: Tensors that one check looks at, and elements of each.
 TENSORS, ELEMENTS = 64, 64
@@ -23,8 +23,7 @@ TENSORS, ELEMENTS = 64, 64
 
 def check_every(every: object) -> None:
     """Raise SettingError unless `every` is a number of steps, or 0 for never."""
-    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-        raise SettingError(f"check_every={every!r}: need a whole number of steps, 0 for never")
+    Setting("steps between two looks; 0 for never", int, at_least=0).check("check_every", every)
 
 
 def numbers(items: Mapping[str, Any]) -> dict[str, Any]:

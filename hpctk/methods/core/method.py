@@ -26,6 +26,7 @@ from hpctk.errors import HpctkError
 from hpctk.methods.core.replica import Gradients, Replica, first_bad
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
+from hpctk.settings import check
 
 Closure = Callable[[], Any]
 
@@ -36,6 +37,9 @@ class Method(ABC):
 
     kind: ClassVar[str]
     summary: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @property
     def lockstep(self) -> bool:

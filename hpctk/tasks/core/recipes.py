@@ -10,6 +10,7 @@ from hpctk.compressors import Compressor, by_name, forms
 from hpctk.errors import SettingError
 from hpctk.methods import METHODS, method_class
 from hpctk.methods.core.method import Method
+from hpctk.settings import settings_of
 from hpctk.tasks.core import names
 from hpctk.tasks.core.settings import Settings
 
@@ -44,9 +45,14 @@ class Recipe:
 
     def make(self) -> Method:
         """Return a new method object: compressors keep a state of their own."""
-        kind = _classes()[self.name.partition(":")[0]]
+        kind = classes()[self.name.partition(":")[0]]
         names.check_method_settings(self.name, list(self.settings))
-        given = {key: _value(key, value) for key, value in self.settings.items()}
+        declared = settings_of(kind)
+        # Compressors and none have to be written as texts.
+        given = {
+            key: declared[key].parse(key, value) if isinstance(value, str) else value
+            for key, value in self.settings.items()
+        }
         try:
             made: Method = kind(**given)
         except TypeError as error:
@@ -93,22 +99,9 @@ def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list
     return [replace(one, settings={**one.settings, **given}) for one in found]
 
 
-def summaries() -> list[tuple[str, str]]:
-    """Return the name of every method with a line on it."""
-    return [(name, kind.summary) for name, kind in _classes().items()]
-
-
-def _classes() -> dict[str, Any]:
+def classes() -> dict[str, Any]:
+    """Return the classes of all methods by their names on the command line."""
     return {name.lower(): method_class(name) for name in METHODS}
-
-
-def _value(key: str, value: Any) -> Any:
-    """Return a setting as the constructor wants it: compressors and None have to be written as texts."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() == "none":
-        return None
-    return by_name(value) if key in ("compressor", "server") else value
 
 
 def compressor_forms() -> str:

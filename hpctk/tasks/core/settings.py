@@ -1,21 +1,20 @@
-"""What a training job is told: one dataclass per task, filled from its defaults, a TOML file and the command line.
+"""What each bundled job can be told: one dataclass per task, filled from a TOML file and the command line.
 
-Every setting is a field made by `setting`, which carries its meaning and what is allowed; the command line, the
-error messages and the saved settings.toml are all made from these fields.
+None of this needs torch: the command line knows all options, and finds what is wrong with its words, before anything
+heavy is imported.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar
 
 from hpctk.errors import SettingError
+from hpctk.settings import check, read_toml, setting, settings_of
 
 #: Settings that may differ when a run is resumed: they do not change what is computed.
 FREE = ("time_budget_s", "checkpoint_steps", "checkpoint_minutes")
@@ -23,17 +22,13 @@ FREE = ("time_budget_s", "checkpoint_steps", "checkpoint_minutes")
 #: The name of the saved settings in the folder of a run.
 SAVED = "settings.toml"
 
-_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a table"}
+#: What several jobs have, each with a default of its own.
+_EPOCHS: dict[str, Any] = {"meaning": "passes over the data", "at_least": 1, "at_most": 10_000}
+_COUNT: dict[str, Any] = {"at_least": 1, "at_most": 1_000_000}
+_RATE: dict[str, Any] = {"meaning": "learning rate of SGD", "at_least": 0, "at_most": 100}
+_SHARE: dict[str, Any] = {"at_least": 0, "at_most": 1}
 
 T = TypeVar("T", bound="Settings")
-
-
-def setting(
-    default: Any, meaning: str, *, range: tuple[float, float] | None = None, choices: tuple[str, ...] = ()
-) -> Any:
-    """Declare one setting: its default, what it means, and what is allowed."""
-    metadata = {"meaning": meaning, "range": range, "choices": choices}
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -43,79 +38,99 @@ class Settings:
     task: ClassVar[str]
 
     method: str = setting("mean", "a method, several with commas, or all")
-    method_settings: dict[str, Any] = dataclasses.field(
-        default_factory=dict, metadata={"meaning": "settings of the method", "range": None, "choices": ()}
-    )
+    method_settings: dict[str, Any] = setting({}, "settings of the method")
     compressor: str | None = setting(None, "the method's compressor, such as topk:0.01")
     schedule: str = setting("ring", "how dense tensors are averaged; hpctk schedule list shows all")
-    lr: float = setting(0.1, "learning rate of SGD", range=(0.0, 100.0))
-    momentum: float = setting(0.9, "momentum of SGD", range=(0.0, 1.0))
-    seed: int = setting(1, "of the model, the order of the data and dropout", range=(0, 2**31 - 1))
+    lr: float = setting(0.1, **_RATE)
+    momentum: float = setting(0.9, "momentum of SGD", **_SHARE)
+    seed: int = setting(1, "of the model, the order of the data and dropout", at_least=0, at_most=2**31 - 1)
     time_budget_s: float | None = setting(
-        None, "end after so many seconds of training, on rank 0's clock", range=(1e-3, 1e9)
+        None, "end after so many seconds of training, on rank 0's clock", at_least=1e-3, at_most=1e9
     )
-    checkpoint_steps: int | None = setting(None, "save a checkpoint every so many steps", range=(1, 10**9))
+    checkpoint_steps: int | None = setting(
+        None, "save a checkpoint every so many steps", at_least=1, at_most=10**9
+    )
     checkpoint_minutes: float | None = setting(
-        None, "save a checkpoint every so many minutes", range=(1e-3, 1e6)
+        None, "save a checkpoint every so many minutes", at_least=1e-3, at_most=1e6
     )
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, checked(field, kind_of(type(self), field.name), self))
+        for name, value in check(self).items():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
 class EpochSettings(Settings):
     """Of a task that goes over its data several times."""
 
-    epochs: int = setting(10, "passes over the data", range=(1, 10_000))
-    batch: int = setting(16, "samples per rank and step", range=(1, 1_000_000))
+    epochs: int = setting(10, **_EPOCHS)
+    batch: int = setting(16, "samples per rank and step", **_COUNT)
 
 
-def kind_of(settings: type[Settings], name: str) -> tuple[type, bool]:
-    """Return the type of a setting's values, and whether it may be left out."""
-    hint = get_type_hints(settings)[name]
-    if not isinstance(hint, UnionType):
-        return (dict if getattr(hint, "__origin__", hint) is dict else hint), False
-    given = [one for one in get_args(hint) if one is not NoneType]
-    return given[0], True
+@dataclass(frozen=True)
+class RegressionSettings(Settings):
+    """Of hpctk.tasks.regression."""
+
+    task: ClassVar[str] = "regression"
+
+    updates: int = setting(500, "steps of the optimizer", **_COUNT)
+    global_batch: int = setting(128, "samples of a micro-batch, split over the ranks", **_COUNT)
+    step_size: str = setting(
+        "oracle", "the best step (gradient methods only), or lr", choices=("oracle", "fixed")
+    )
+    lr: float = setting(0.003, **{**_RATE, "meaning": "learning rate with step_size fixed"})
+    momentum: float = setting(0.0, "momentum of SGD", **_SHARE)
 
 
-def checked(field: dataclasses.Field[Any], kind: tuple[type, bool], settings: Settings) -> Any:
-    """Return the value of one setting, a whole number as float where that is asked for; else SettingError."""
-    (wanted, optional), value = kind, getattr(settings, field.name)
-    if value is None and optional:
-        return None
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise SettingError(f"{field.name}={value!r}: need {_NAMES[wanted]}")
-    range, choices = field.metadata["range"], field.metadata["choices"]
-    if range is not None and not range[0] <= value <= range[1]:
-        raise SettingError(f"{field.name}={value}: allowed are {_number(range[0])} to {_number(range[1])}")
-    if choices and value not in choices:
-        raise SettingError(f"{field.name}={value!r}: allowed are {', '.join(choices)}")
-    return value
+@dataclass(frozen=True)
+class DigitsSettings(EpochSettings):
+    """Of hpctk.tasks.digits."""
+
+    task: ClassVar[str] = "digits"
+
+    epochs: int = setting(20, **_EPOCHS)
 
 
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
+@dataclass(frozen=True)
+class FashionSettings(EpochSettings):
+    """Of hpctk.tasks.fashion."""
+
+    task: ClassVar[str] = "fashion"
+
+    data: str | None = setting(None, "the folder with the four IDX files; without it, Debian's package")
+    model: str = setting("mlp", "the network", choices=("mlp", "cnn"))
+    epochs: int = setting(3, **_EPOCHS)
+    batch: int = setting(32, "images per rank and step", **_COUNT)
+    lr: float = setting(0.05, **_RATE)
+
+
+@dataclass(frozen=True)
+class LanguageModelSettings(EpochSettings):
+    """Of hpctk.tasks.lm."""
+
+    task: ClassVar[str] = "lm"
+
+    data: str | None = setting(None, "the text file; without it, Python's manual")
+    hidden: int = setting(128, "size of the LSTM's state", at_least=1, at_most=16384)
+    window: int = setting(64, "bytes that the model sees in one piece", at_least=1, at_most=65536)
+    epochs: int = setting(3, **_EPOCHS)
+    batch: int = setting(8, "windows per rank and step", **_COUNT)
+    lr: float = setting(1.0, **_RATE)
+
+
+#: By the task's name on the command line.
+SETTINGS: dict[str, type[Settings]] = {
+    kind.task: kind for kind in (RegressionSettings, DigitsSettings, FashionSettings, LanguageModelSettings)
+}
 
 
 def read(path: Path, kind: type[Settings]) -> dict[str, Any]:
     """Return the settings that a TOML file gives; SettingError where one is unknown or it is for another task."""
-    try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(
-            f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'it is no text'})"
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{path}: is not TOML: {error}") from None
+    given = read_toml(path)
     task = given.pop("task", kind.task)
     if task != kind.task:
         raise SettingError(f"{path}: task={task!r}, but the command line says {kind.task}")
-    known = [field.name for field in dataclasses.fields(kind)]
+    known = settings_of(kind)
     for name in given:
         if name not in known:
             raise SettingError(
@@ -152,11 +167,10 @@ def differences(saved: Mapping[str, Any], now: Settings) -> list[str]:
 def toml(settings: Settings, remark: str) -> str:
     """Return the settings as a TOML file that people can read, and `read` too."""
     lines = [f"# {remark}", f"task = {_toml_value(settings.task)}"]
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if value is None or isinstance(value, dict):
-            continue
-        lines.append(f"{field.name} = {_toml_value(value)}  # {field.metadata['meaning']}")
+    for name, about in settings_of(type(settings)).items():
+        value = getattr(settings, name)
+        if value is not None and not isinstance(value, dict):
+            lines.append(f"{name} = {_toml_value(value)}  # {about.meaning}")
     if settings.method_settings:
         lines += ["", "[method_settings]"]
         lines += [

@@ -74,7 +74,7 @@ def test_the_launcher_decides_where_mpirun_hides_the_terminal(monkeypatch):
         assert stream.getvalue().count("\n") == newlines
         assert ("\r" in stream.getvalue()) == (style == "bar")
     monkeypatch.setenv("HPCTK_PROGRESS", "fancy")
-    with pytest.raises(SettingError, match="bar, lines or none"):
+    with pytest.raises(SettingError, match="HPCTK_PROGRESS='fancy': allowed are bar, lines, none"):
         Progress("digits", io.StringIO())
 
 

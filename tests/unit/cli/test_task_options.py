@@ -34,7 +34,7 @@ def test_tasks_have_defaults_of_their_own(capsys):
     ("words", "wanted"),
     [
         ([], "say what to train: regression, digits, fashion, lm"),
-        (["digits", "--epochs", "0"], "epochs=0: allowed are 1 to 10000"),
+        (["digits", "--epochs", "0"], "epochs=0: need a whole number from 1 to 10000"),
         (["digits", "--resume"], "say of which run by --run DIR"),
         (["digits", "--set", "period"], "need KEY=VALUE"),
         (["digits", "--method", "magic"], "known are adacons"),

@@ -1,8 +1,11 @@
 """The text of job scripts: golden files, quoting, and what is refused; no Slurm needed."""
 
 import argparse
+import contextlib
+import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -234,16 +237,21 @@ def test_torchrun_starts_programs_as_they_are():
     ("given", "complaint"),
     [
         ({"kind": "mpx"}, "allowed are mpi, mpirun, horovod, ddp, gpu, array"),
-        ({"nodes": 0}, "nodes=0: need a whole number, 1 to"),
+        ({"nodes": 0}, "nodes=0: need a whole number from 1 to"),
         ({"nodes": "2"}, "nodes='2'"),
-        ({"time": "soon"}, "allowed are MINUTES"),
-        ({"time": "1:2:3:4"}, "allowed are MINUTES"),
+        ({"time": "soon"}, "need MINUTES, MINUTES:SECONDS"),
+        ({"time": "1:2:3:4"}, "need MINUTES, MINUTES:SECONDS"),
         ({"time": "00:03:00"}, "not longer than warning_s=180"),
         ({"time": "60", "warning_s": 3600}, "not longer than warning_s=3600"),
         ({"mem": "much"}, "such as 16G"),
         ({"mpi": "pmix; x"}, "`srun --mpi=list`"),
         ({"mail_type": "FAIL"}, "needs mail"),
-        ({"mail": "me@x", "mail_type": "NEVER"}, "allowed are NONE, BEGIN"),
+        ({"mail": "me@x", "mail_type": "NEVER"}, "of NONE, BEGIN"),
+        ({"mail": "me@x", "mail_type": 3}, "mail_type=3: need one or more, with commas, of NONE"),
+        ({"mail": "me@x", "mail_type": ["END"]}, "mail_type=['END']: need one or more"),
+        ({"mail": "me@x, you@x"}, "need one address"),
+        ({"time": 60}, "time=60: need MINUTES"),
+        ({"partition": 7}, "partition=7: need a text of 1 to 200"),
         ({"job_name": "a/b"}, "may neither hold /"),
         ({"job_name": ".."}, "made of dots"),
         ({"job_name": "a\nb"}, "in one line"),
@@ -263,7 +271,7 @@ def test_torchrun_starts_programs_as_they_are():
         ({"kind": "array", "table": ("--seed 1", "--seed 2", "--seed  1")}, "stands there twice"),
         ({"modules": "gcc"}, "need a list of texts"),
         ({"command": ("python", "a\0b")}, "command: 'a\\x00b' holds a NUL byte"),
-        ({"setup": ("ulimit\0",)}, "need texts of printable characters"),
+        ({"setup": ("ulimit\0",)}, "setup=('ulimit\\x00',): need a list of texts of printable characters"),
         ({"run": "runs/\0"}, "need a text of 1 to 200 printable characters"),
     ],
     ids=lambda value: ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, dict) else "",
@@ -316,8 +324,9 @@ def test_defaults_of_a_site(tmp_path):
         ("[array]\ntable = ['x']", "no option 'table'"),
         ("nodes =", "is not TOML"),
         ("modules = 'gcc'", "modules='gcc': need a list"),
+        ("mail = 'me@x'\nmail_type = 3", "mail_type=3: need one or more"),
     ],
-    ids=["unknown", "kind", "range", "of a job", "no TOML", "no list"],
+    ids=["unknown", "kind", "range", "of a job", "no TOML", "no list", "no text"],
 )
 def test_mistakes_in_a_sites_file_are_named(tmp_path, text, complaint):
     file = tmp_path / "site.toml"
@@ -416,5 +425,18 @@ def test_submit_says_where_to_look(tmp_path):
 
 
 def test_every_option_has_its_word_on_the_command_line():
-    names = {name for kind in KINDS for name in known(kind)}
-    assert names == {*command_line._OPTIONS, *command_line._LISTS, "table"}
+    for kind in KINDS:
+        with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as shown:
+            rendered(kind, "--help")
+        flags = set(re.findall(r"^  --([a-z-]+)", shown.getvalue(), re.MULTILINE))
+        names = {name.replace("_", "-").replace("modules", "module") for name in known(kind)}
+        extra = {"table", "methods", "seeds"} if kind == "array" else set()
+        assert flags == names | {"site"} | extra
+
+
+def test_the_example_fits_a_slurm_on_one_machine():
+    (line,) = [line for line in command_line.__doc__.splitlines() if "render mpi --nodes" in line]
+    words = shlex.split(line.partition(" render mpi ")[2])
+    text = rendered("mpi", *words)
+    assert "#SBATCH --nodes=1\n" in text
+    assert "#SBATCH --ntasks-per-node=2\n" in text

@@ -13,7 +13,7 @@ from hpctk.compressors import by_name
 from hpctk.errors import SettingError
 from hpctk.methods import METHODS, method_class
 from hpctk.tasks.core import names
-from hpctk.tasks.core.job_settings import DigitsSettings
+from hpctk.tasks.core.settings import DigitsSettings
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -73,7 +73,7 @@ def test_a_compressor_that_was_meant():
         (["--method", "saeff"], 2, "did you mean saef?"),
         (["--method", "celgc", "--set", "clipp=1"], 2, "did you mean clip?"),
         (["--schedule", "rign"], 2, "did you mean ring?"),
-        (["--epochs", "0"], 2, "epochs=0: allowed are"),
+        (["--epochs", "0"], 2, "epochs=0: need a whole number"),
         (["--epochs", "x"], 2, "invalid int value"),
         (["--help"], 0, "passes over the data [20]"),
     ],

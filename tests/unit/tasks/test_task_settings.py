@@ -6,6 +6,7 @@ import pytest
 
 from hpctk.cli.core.task_options import overrides
 from hpctk.errors import SettingError
+from hpctk.settings import settings_of
 from hpctk.tasks import TASKS, task_class
 from hpctk.tasks.core import recipes
 from hpctk.tasks.core.run_folder import RunFolder
@@ -18,16 +19,16 @@ from hpctk.tasks.regression import RegressionSettings
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"epochs": 0}, "epochs=0: allowed are 1 to 10000"),
+        ({"epochs": 0}, "epochs=0: need a whole number from 1 to 10000"),
         ({"epochs": 2.5}, "epochs=2.5: need a whole number"),
         ({"epochs": True}, "epochs=True: need a whole number"),
         ({"batch": "many"}, "batch='many': need a whole number"),
-        ({"lr": float("nan")}, "lr=nan: allowed are 0 to 100"),
+        ({"lr": float("nan")}, "lr=nan: need a number from 0 to 100"),
         ({"lr": "fast"}, "lr='fast': need a number"),
-        ({"momentum": 1.5}, "momentum=1.5: allowed are 0 to 1"),
-        ({"seed": -1}, "seed=-1: allowed are 0 to 2147483647"),
-        ({"time_budget_s": 0.0}, "time_budget_s=0.0: allowed are 0.001 to"),
-        ({"checkpoint_steps": 0}, "checkpoint_steps=0: allowed are 1 to"),
+        ({"momentum": 1.5}, "momentum=1.5: need a number from 0 to 1"),
+        ({"seed": -1}, "seed=-1: need a whole number from 0 to 2147483647"),
+        ({"time_budget_s": 0.0}, "time_budget_s=0.0: need a number from 0.001 to"),
+        ({"checkpoint_steps": 0}, "checkpoint_steps=0: need a whole number from 1 to"),
         ({"method_settings": 3}, "method_settings=3: need a table"),
         ({"method": None}, "method=None: need a text"),
         ({"data": 7}, "data=7: need a text"),
@@ -59,7 +60,7 @@ def test_later_layers_win_and_method_settings_are_merged():
     ("text", "wanted"),
     [
         ("epoch = 3", "no setting 'epoch' for digits: known are task, method, method_settings, compressor"),
-        ("epochs = 0", "epochs=0: allowed are 1 to 10000"),
+        ("epochs = 0", "epochs=0: need a whole number from 1 to 10000"),
         ("task = 'lm'", "task='lm', but the command line says digits"),
         ("epochs == 3", "is not TOML"),
         ("data = 'x'", "no setting 'data' for digits"),
@@ -174,5 +175,7 @@ def test_overrides_are_numbers_where_they_look_like_them():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_setting_says_what_it_means(task):
-    for field in dataclasses.fields(task_class(task).settings_class):
-        assert len(field.metadata["meaning"]) > 5
+    kind = task_class(task).settings_class
+    declared = settings_of(kind)
+    assert list(declared) == [field.name for field in dataclasses.fields(kind)]
+    assert all(len(one.meaning) > 5 for one in declared.values())
