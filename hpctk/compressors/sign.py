@@ -26,7 +26,7 @@ from hpctk.errors import HpctkError
 class Sign(Compressor):
     """Send the signs and the mean magnitude."""
 
-    combines = "gathered"
+    combines = "signs"
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         return write(flat, mean_magnitude(flat))
