@@ -50,10 +50,7 @@ def iallgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None)
             here.stager.from_comm(everyone, flat)
             return everyone
 
-        segment_bytes = auto.machine(here).segment_bytes
-        return engine_of(here).handle(
-            plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes
-        )
+        return engine_of(here).handle(plan, InPlace(flat, dtype.itemsize), finish)
 
 
 def _stack(here: World, tensor: Any) -> Any:

@@ -119,14 +119,14 @@ def start_in_place(
                 here.stager.from_comm(tensor, flat)
             return tensor
 
-        parts = elements(flat, dtype, op, here.size)
-        segment_bytes = auto.machine(here).segment_bytes
-        return engine.handle(plan, parts, finish, segment_bytes=segment_bytes, lane=lane)
+        return engine.handle(plan, elements(flat, dtype, op, here.size), finish, lane=lane)
 
 
 def _start_own(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
     flat = here.stager.to_comm(tensor, stage=True)
-    wide = _widen(flat) if dtype.widened else flat
+    wide = flat
+    if dtype.widened:
+        wide = flat.float() if buffers.is_torch(flat) else flat.astype("float32")
     call = _opened(here, len(flat), dtype)
     reduction = here.native.start(wide, dtype, op)
     n = len(flat)
@@ -160,16 +160,9 @@ def _report(here: World, call: Call, waiting_s: float) -> None:
 def _choose(here: World, nbytes: int, dtype: Dtype, op: str) -> str:
     chosen = auto.choose(here, "allreduce", nbytes)
     # The library's maximum of a number and NaN is the one or the other; ours is NaN.
-    return (
-        "recursive_doubling"
-        if chosen == here.native.name and op == "max" and "float" in dtype.unit
-        else chosen
-    )
+    loses_nan = chosen == here.native.name and op == "max" and "float" in dtype.unit
+    return "recursive_doubling" if loses_nan else chosen
 
 
 def _nbytes(tensor: Any, dtype: Dtype) -> int:
     return dtype.itemsize * int(tensor.numel() if buffers.is_torch(tensor) else tensor.size)
-
-
-def _widen(flat: Any) -> Any:
-    return flat.float() if buffers.is_torch(flat) else flat.astype("float32")

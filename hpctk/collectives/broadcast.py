@@ -54,10 +54,7 @@ def ibroadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm
             here.stager.from_comm(result, flat)
             return result
 
-        segment_bytes = auto.machine(here).segment_bytes
-        return engine_of(here).handle(
-            plan, InPlace(flat, dtype.itemsize), finish, segment_bytes=segment_bytes
-        )
+        return engine_of(here).handle(plan, InPlace(flat, dtype.itemsize), finish)
 
 
 def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
@@ -79,9 +76,8 @@ def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int =
         flat = here.stager.to_comm(fused)
         itemsize = fused.element_size()
         plan = auto.plan_for(here, "broadcast", fused.numel() * itemsize, "auto", root)
-        segment_bytes = auto.machine(here).segment_bytes
         with engine_of(here).span(f"{len(alike)} tensors"):
-            engine_of(here).run(plan, InPlace(flat, itemsize), segment_bytes=segment_bytes)
+            engine_of(here).run(plan, InPlace(flat, itemsize))
         here.stager.from_comm(fused, flat)
         for part, tensor in zip(parts, alike, strict=True):
             tensor.copy_(part)

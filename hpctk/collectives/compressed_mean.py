@@ -1,18 +1,18 @@
 """The mean over all ranks of what a compressor carries of their tensors; the rest stays in the residuals.
 
-All tensors travel together, one collective for each way that packets combine:
+All tensors travel together: those that are left alone as they are, in one all-reduce; the others by the way that the
+compressor's `combines` names (`EXCHANGES`):
 
-- spared ones as they are, in one all-reduce;
-- "summed" packets (Identity, Half, RandomK) in one all-reduce of their values;
-- TopK's elements of all tensors as one sparse vector, in one sparse all-reduce;
-- other "gathered" packets (Sign, QSGD) as one message of each rank, which every rank decodes in rank order;
-- "own": the compressor says what to all-reduce (PowerSGD).
+- "summed" (Identity, Half, RandomK): one all-reduce of the packets' values;
+- "gathered", "signs" (QSGD, Sign): one message of each rank, which every rank decodes in rank order;
+- "pairs" (TopK): the chosen elements of all tensors as one sparse vector, in one sparse all-reduce;
+- "own" (PowerSGD): the compressor says what to all-reduce.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -27,11 +27,10 @@ from hpctk.collectives.sparse_allreduce import reduce_pairs
 from hpctk.comm import buffers
 from hpctk.comm.world import World
 from hpctk.compressors.core import finite
-from hpctk.compressors.core.compressor import Compressor, refuse
+from hpctk.compressors.core.compressor import Aggregating, Compressor, refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.compressors.core.residuals import Residuals
-from hpctk.compressors.power_sgd import PowerSGD
-from hpctk.compressors.top_k import TopK
+from hpctk.compressors.core.sparse_compressor import SparseCompressor
 from hpctk.kernels.indices import index_dtype
 from hpctk.schedules import ring
 from hpctk.telemetry.span import Span
@@ -83,14 +82,7 @@ def compressed_mean(
         elements=sum(tensor.numel() for tensor in chosen.values()),
         dense_bytes=sum(tensor.numel() * tensor.element_size() for tensor in chosen.values()),
     ) as span:
-        if isinstance(compressor, PowerSGD):
-            _own(here, chosen, compressor, residuals, schedule, span)
-        elif isinstance(compressor, TopK):
-            _sparse(here, chosen, compressor, residuals, span)
-        elif compressor.combines == "summed":
-            _summed(here, chosen, compressor, residuals, schedule, span)
-        else:
-            _gathered(here, chosen, compressor, residuals, span)
+        EXCHANGES[compressor.combines](here, chosen, compressor, residuals, schedule, span)
 
 
 def label(names: Collection[str], what: str = "tensors") -> str:
@@ -186,7 +178,12 @@ def _summed(
 
 
 def _gathered(
-    here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None, span: Span
+    here: World,
+    tensors: Tensors,
+    compressor: Compressor,
+    residuals: Residuals | None,
+    schedule: str,
+    span: Span,
 ) -> None:
     packets = _packets(here, tensors, compressor, residuals, span)
     mine = torch.cat([packet.data for packet in packets.values()]).cpu().numpy()
@@ -203,13 +200,22 @@ def _gathered(
             tensor /= here.size
 
 
-def _sparse(here: World, tensors: Tensors, compressor: TopK, residuals: Residuals | None, span: Span) -> None:
+def _pairs(
+    here: World,
+    tensors: Tensors,
+    compressor: SparseCompressor,
+    residuals: Residuals | None,
+    schedule: str,
+    span: Span,
+) -> None:
     edges = np.cumsum([0, *(tensor.numel() for tensor in tensors.values())])
     n = int(edges[-1])
     with span.compressing():
         indices, values = selected(tensors, compressor, residuals, edges)
-    keep = sum(compressor.k(tensor.numel()) for tensor in tensors.values()) if compressor.keep else None
-    found, total, dropped = reduce_pairs(here, indices, values, n, keep, as_many=True)
+    counts = [compressor.k(tensor.numel()) for tensor in tensors.values()]
+    known = [count for count in counts if count is not None]
+    keep = sum(known) if compressor.keep else None
+    found, total, dropped = reduce_pairs(here, indices, values, n, keep, as_many=len(known) == len(counts))
     with span.decompressing():
         total /= here.size
         _write(tensors, edges, found, total)
@@ -218,8 +224,10 @@ def _sparse(here: World, tensors: Tensors, compressor: TopK, residuals: Residual
             _put(kept_back, edges, indices[dropped], values[dropped])
 
 
-def selected(tensors: Tensors, compressor: TopK, residuals: Residuals | None, edges: Any) -> tuple[Any, Any]:
-    """Return the elements that TopK sends, of all tensors laid one after the other, as host arrays.
+def selected(
+    tensors: Tensors, compressor: SparseCompressor, residuals: Residuals | None, edges: Any
+) -> tuple[Any, Any]:
+    """Return the elements that are sent, of all tensors laid one after the other, as host arrays.
 
     Local. What is returned is taken out of the residuals, in place. `edges` are the bounds of the tensors.
     """
@@ -261,7 +269,7 @@ def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any) -> 
 def _own(
     here: World,
     tensors: Tensors,
-    compressor: PowerSGD,
+    compressor: Aggregating,
     residuals: Residuals | None,
     schedule: str,
     span: Span,
@@ -286,3 +294,13 @@ def _own(
         tensor.copy_(means[name])
         if residuals is not None:
             kept[name].copy_(inputs[name])
+
+
+#: How packets combine -> what exchanges them. Each replaces tensors in place and is collective.
+EXCHANGES: Mapping[str, Callable[[World, Tensors, Any, Residuals | None, str, Span], None]] = {
+    "summed": _summed,
+    "gathered": _gathered,
+    "signs": _gathered,
+    "pairs": _pairs,
+    "own": _own,
+}

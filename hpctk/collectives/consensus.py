@@ -25,7 +25,6 @@ from hpctk.collectives.engine.consensus_weights import ConsensusState
 from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.engine import Engine, engine_of
 from hpctk.collectives.engine.fuse import describe, fuse, unfuse
-from hpctk.collectives.tuning import auto
 from hpctk.comm.buffers import DTYPES
 from hpctk.comm.world import World, world
 from hpctk.schedules import bounds, recursive_doubling, ring, rotation
@@ -127,7 +126,6 @@ class Part:
         self._run = engine.start(
             rotation.reduce_scatter(here.size, keep=True),
             InPlace(flat, flat.itemsize),
-            segment_bytes=auto.machine(here).segment_bytes,
             flight=FLIGHT,
             kept=self.shard,
             lane=lane,
@@ -148,11 +146,7 @@ class Part:
         """Form the aggregate with the weights of all groups, and give it to everyone. Collective. In place."""
         self.shard.weights = [weights[member] for member in self.members]
         # A ring has the links to itself: all-gathering by rotation was slower, its streams share them unevenly.
-        engine_of(self.here).run(
-            ring.allgather(self.here.size),
-            WeightedShard(self.flat, self.shard),
-            segment_bytes=auto.machine(self.here).segment_bytes,
-        )
+        engine_of(self.here).run(ring.allgather(self.here.size), WeightedShard(self.flat, self.shard))
 
 
 def finish(

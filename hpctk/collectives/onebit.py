@@ -22,7 +22,6 @@ import numpy as np
 from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_rows import gather_rows
-from hpctk.collectives.tuning import auto
 from hpctk.comm.world import World
 from hpctk.errors import TensorError
 from hpctk.kernels import bits
@@ -98,8 +97,7 @@ def _reduced(here: World, signs: Any, scale: float, n: int, server: Any, span: S
     with span.compressing():
         signs[byte_lo:byte_hi] = bits.pack_signs(server)
         bits.add_signs(signs[byte_lo:byte_hi], hi - lo, -common, server)
-    segment_bytes = auto.machine(here).segment_bytes
-    engine_of(here).run(ring.allgather(here.size), InPlace(signs, 1), segment_bytes=segment_bytes)
+    engine_of(here).run(ring.allgather(here.size), InPlace(signs, 1))
     return signs, common
 
 
@@ -108,10 +106,5 @@ def _shard_signs(here: World, signs: Any) -> Any:
     lo, hi = bounds(len(signs), here.size, range(here.rank, here.rank + 1))
     parts = Parts(here.size, lo, hi)
     parts.signs[here.rank] = signs[lo:hi]
-    engine_of(here).run(
-        rotation.reduce_scatter(here.size, keep=True),
-        InPlace(signs, 1),
-        segment_bytes=auto.machine(here).segment_bytes,
-        kept=parts,
-    )
+    engine_of(here).run(rotation.reduce_scatter(here.size, keep=True), InPlace(signs, 1), kept=parts)
     return parts.signs

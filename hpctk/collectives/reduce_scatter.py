@@ -54,7 +54,4 @@ def ireduce_scatter(
             shard = buffers.flatten(work)[lo:hi]
             return shard.clone() if buffers.is_torch(shard) else shard.copy()
 
-        segment_bytes = auto.machine(here).segment_bytes
-        return engine_of(here).handle(
-            plan, elements(flat, dtype, op, here.size), finish, segment_bytes=segment_bytes
-        )
+        return engine_of(here).handle(plan, elements(flat, dtype, op, here.size), finish)

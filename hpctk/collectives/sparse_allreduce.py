@@ -202,8 +202,7 @@ def _split_and_keep(here: World, blocks: SparseBlocks, keep: int, payload_bytes:
 
 
 def _run(here: World, plan: Plan, blocks: SparseBlocks, payload_bytes: int) -> None:
-    segment_bytes = auto.machine(here).segment_bytes
-    engine_of(here).run_ragged(plan, blocks, payload_bytes=payload_bytes, segment_bytes=segment_bytes)
+    engine_of(here).run_ragged(plan, blocks, payload_bytes=payload_bytes)
 
 
 def _dense(here: World, indices: Any, values: Any, n: int, keep: int | None) -> Pairs:

@@ -20,6 +20,7 @@ class Identity(Compressor):
     """Send the values as they are."""
 
     combines = "summed"
+    lossless = True
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         # A copy: whoever sums packets in place must not sum into the gradient.

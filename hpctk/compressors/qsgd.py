@@ -128,8 +128,9 @@ class QSGD(Compressor):
         norms = data[:head].copy().view(str(wide).removeprefix("torch."))
         if not ((norms >= 0) & (norms <= torch.finfo(packet.dtype).max)).all():
             raise HpctkError("a QSGD packet with a norm that is negative or not finite")
+        codes = np.empty(packet.n, np.uint8)
         try:
-            codes = bits.unpack(data[head:], self.bits, packet.n)
+            bits.unpack(data[head:], self.bits, codes)
         except ValueError as error:
             raise HpctkError(f"a QSGD packet with wrong codes: {error}") from None
         if (codes == 1 << (self.bits - 1)).any():

@@ -30,7 +30,7 @@ from hpctk.settings import documented
 class Sign(Compressor):
     """Send the signs and the mean magnitude."""
 
-    combines = "gathered"
+    combines = "signs"
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         return write(flat, mean_magnitude(flat))

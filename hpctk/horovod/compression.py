@@ -243,7 +243,7 @@ class Compression(Participant, ReadyMade):
     def _tell_of_tokens(self) -> None:
         """Tell of what Horovod has moved for us; how, it keeps to itself."""
         with self._tally.counting():
-            engine_of(self.world).heard(
+            engine_of(self.world).record_control(
                 "tokens", "horovod", tokens.TOKEN_BYTES * len(self._kept), time.perf_counter()
             )
 

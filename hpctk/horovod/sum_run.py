@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from hpctk.collectives.compressed_mean import dense_sum
-from hpctk.compressors import Identity
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.mean import Mean, MeanRun
@@ -23,5 +22,5 @@ def sum_run(method: Method, replica: Replica) -> SumRun | None:
     """Return what adds gradients up, where a method does nothing else to them."""
     if not isinstance(method, Mean) or method.unit_norm or method.clip is not None:
         return None
-    lossless = method.compressor is None or isinstance(method.compressor, Identity)
+    lossless = method.compressor is None or method.compressor.lossless
     return SumRun(Mean(), replica) if lossless else None

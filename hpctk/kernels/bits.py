@@ -1,4 +1,4 @@
-"""Numbers in few bits: signs in one, codes in 1 to 16, little endian, the rest of the last byte zero.
+"""Numbers in few bits: signs in one, codes in any number, little endian, the rest of the last byte zero.
 
 Bit i of byte j belongs to element 8j + i where elements have one bit; codes of b bits lie one after
 the other in the same order, so that 8 codes fill b bytes.
@@ -27,12 +27,6 @@ PIECE = 1 << 16
 def packed_length(n: int, bits: int) -> int:
     """Return how many bytes n codes of `bits` bits fill."""
     return (n * bits + 7) // 8
-
-
-def check_width(bits: int) -> None:
-    """Raise ValueError unless codes of `bits` bits can be packed."""
-    if not 1 <= bits <= 16:
-        raise ValueError(f"bits={bits}: 1 to 16 bits per code")
 
 
 def check_packed(data: Bytes | torch.Tensor, bits: int, n: int) -> None:
@@ -82,21 +76,7 @@ def add_signs(data: Bytes, n: int, scale: float, out: Array, *, threads: int | N
 
 
 def pack(codes: Array, bits: int, *, threads: int | None = None) -> Bytes:
-    """Return unsigned codes, each below 2**bits, written in `bits` bits each; 1 <= bits <= 16."""
-    check_width(bits)
-    return pack_words(codes, bits, threads=threads)
-
-
-def unpack(data: Bytes, bits: int, n: int, *, threads: int | None = None) -> Array:
-    """Return the n codes that `pack` wrote, as a new array of uint8, or uint16 where bits > 8."""
-    check_width(bits)
-    codes = np.empty(n, np.uint8 if bits <= 8 else np.uint16)
-    unpack_words(data, bits, codes, threads=threads)
-    return codes
-
-
-def pack_words(codes: Array, bits: int, *, threads: int | None = None) -> Bytes:
-    """Return codes of 0 to 63 bits each, written one after the other; `pack` without its limit of 16."""
+    """Return unsigned codes, each below 2**bits, written in `bits` bits each, 0 to 63."""
     # 64 codes fill `bits` whole words: parts that start at multiples of 64 share no word.
     words = np.empty(-(-len(codes) // 64) * bits, np.dtype("<u8"))
     calls = [
@@ -108,8 +88,8 @@ def pack_words(codes: Array, bits: int, *, threads: int | None = None) -> Bytes:
     return words.view(np.uint8)[: packed_length(len(codes), bits)]
 
 
-def unpack_words(data: Bytes, bits: int, out: Array, *, threads: int | None = None) -> None:
-    """Write the codes that `pack_words` wrote into `out`, which must hold them all."""
+def unpack(data: Bytes, bits: int, out: Array, *, threads: int | None = None) -> None:
+    """Write the codes that `pack` wrote into `out`, as many as it has elements."""
     n = len(out)
     check_packed(data, bits, n)
     # A copy, because the bytes of a packet may start at an odd address and end in half a word.

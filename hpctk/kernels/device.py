@@ -7,11 +7,9 @@ numbers, which waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
-from hpctk.kernels.bits import check_packed, check_width
+from hpctk.kernels.bits import check_packed
 from hpctk.kernels.merge import same_length
 from hpctk.kernels.select import NotFinite
 
@@ -64,26 +62,24 @@ def feed_top_k(
 def scatter_add(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
     """Add values at indices, in place. Out of bounds: nothing is written."""
     same_length(indices, values)
-    _check_bounds(dense, indices)
+    outside = torch.nonzero((indices < 0) | (indices >= len(dense)))
+    if len(outside):
+        raise IndexError(f"index {int(indices[outside[0]])} is outside an array of length {len(dense)}")
     dense.index_add_(0, indices, values)
-
-
-def scatter(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    """Write values at indices, in place. Out of bounds: nothing is written."""
-    same_length(indices, values)
-    _check_bounds(dense, indices)
-    dense[indices] = values
 
 
 def pack_signs(values: torch.Tensor) -> torch.Tensor:
     """Return one bit per element, 8 to a byte: 1 where it is below zero."""
-    return pack((values < 0).to(torch.uint8), 1)
+    bits = torch.nn.functional.pad((values < 0).to(torch.uint8), (0, -len(values) % 8)).view(-1, 8)
+    return (bits << _shifts(values)).sum(1, dtype=torch.uint8)
 
 
 def unpack_signs(data: torch.Tensor, n: int, scale: float, dtype: torch.dtype) -> torch.Tensor:
     """Return n values, -scale where the bit is 1 and +scale where it is 0, as a new tensor."""
+    check_packed(data, 1, n)
     signed = torch.tensor([scale, -scale], dtype=dtype, device=data.device)
-    return signed[unpack(data, 1, n).to(torch.int32)]
+    bits = data[:, None] >> _shifts(data) & 1
+    return signed[bits.flatten()[:n].to(torch.int32)]
 
 
 def add_signs(data: torch.Tensor, n: int, scale: float, out: torch.Tensor) -> None:
@@ -93,49 +89,10 @@ def add_signs(data: torch.Tensor, n: int, scale: float, out: torch.Tensor) -> No
     out += unpack_signs(data, n, scale, out.dtype)
 
 
-def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return codes, integers from 0 to 2**bits - 1, written in `bits` bits each; 1 <= bits <= 16."""
-    check_width(bits)
-    wide = codes.to(torch.int32)
-    if (wide >> bits).any():
-        raise ValueError(f"a code does not fit into {bits} bits")
-    groups = torch.nn.functional.pad(wide, (0, -len(wide) % 8)).view(-1, 8)
-    packed = torch.zeros(len(groups), bits, dtype=torch.uint8, device=codes.device)
-    for code, byte, shift in _overlaps(bits):
-        part = groups[:, code] << shift if shift >= 0 else groups[:, code] >> -shift
-        packed[:, byte] |= (part & 255).to(torch.uint8)
-    return packed.flatten()[: (len(wide) * bits + 7) // 8]
-
-
-def unpack(data: torch.Tensor, bits: int, n: int) -> torch.Tensor:
-    """Return the n codes that `pack` wrote, as a new tensor of uint8, or int32 where bits > 8.
-
-    int32, because torch computes with uint16 hardly anywhere.
-    """
-    check_width(bits)
-    check_packed(data, bits, n)
-    groups = torch.nn.functional.pad(data, (0, -len(data) % bits)).view(-1, bits)
-    codes = torch.zeros(len(groups), 8, dtype=torch.int32, device=data.device)
-    for code, byte, shift in _overlaps(bits):
-        part = groups[:, byte].to(torch.int32)
-        codes[:, code] |= part >> shift if shift >= 0 else part << -shift
-    codes &= (1 << bits) - 1
-    return codes.flatten()[:n].to(torch.uint8 if bits <= 8 else torch.int32)
-
-
-def _overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
-    """Yield which of 8 codes lies in which of their `bits` bytes, and from which bit of the byte on."""
-    for code in range(8):
-        for byte in range(code * bits // 8, ((code + 1) * bits - 1) // 8 + 1):
-            yield code, byte, code * bits - 8 * byte
+def _shifts(like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
 def _magnitude(values: torch.Tensor) -> torch.Tensor:
     signed = _SIGNED[values.element_size()]
     return values.view(signed) & torch.iinfo(signed).max
-
-
-def _check_bounds(dense: torch.Tensor, indices: torch.Tensor) -> None:
-    outside = torch.nonzero((indices < 0) | (indices >= len(dense)))
-    if len(outside):
-        raise IndexError(f"index {int(indices[outside[0]])} is outside an array of length {len(dense)}")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctk.kernels.bits import Bytes, check_packed, pack_words, packed_length, unpack_words
+from hpctk.kernels.bits import Bytes, check_packed, pack, packed_length, unpack
 from hpctk.kernels.compiled import compiled
 
 Array = NDArray[Any]
@@ -43,7 +43,7 @@ def pack_indices(indices: Array, n: int) -> Bytes:
             f"indices must ascend, without duplicates, below {n}: number {wrong} is {indices[wrong]}"
             + (f" after {indices[wrong - 1]}" if wrong else "")
         )
-    return np.concatenate([pack_words(low, low_bits, threads=1), high])
+    return np.concatenate([pack(low, low_bits, threads=1), high])
 
 
 def unpack_indices(data: Bytes, k: int, n: int) -> Array:
@@ -56,7 +56,7 @@ def unpack_indices(data: Bytes, k: int, n: int) -> Array:
     indices = np.empty(k + 1, index_dtype(n))
     low = np.zeros(k + 1, np.uint64)
     edge = packed_length(k, low_bits)
-    unpack_words(data[:edge], low_bits, low[:k], threads=1)
+    unpack(data[:edge], low_bits, low[:k], threads=1)
     check_packed(data[edge:], 1, high_bits)
     if not _join(low, data[edge:], n, low_bits, indices):
         raise ValueError(f"these bytes are not {k} ascending indices below {n}")

@@ -23,12 +23,7 @@ from hpctk.kernels.compiled import compiled
 Array = NDArray[Any]
 
 #: Magnitudes at which a value stops being finite.
-INF_BITS = {
-    "float16": 0x7C00,
-    "bfloat16": 0x7F80,
-    "float32": 0x7F80_0000,
-    "float64": 0x7FF0_0000_0000_0000,
-}
+INF_BITS = {"float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}
 #: Elements that are added and looked at in one go; the loops below skip a block without a candidate.
 BLOCK = 32
 PART = 8

@@ -1,9 +1,9 @@
 """The k elements of largest magnitude, exactly; among equals the lowest index first.
 
 A sample tells a threshold that a little more than k elements reach; one pass collects those, and the
-exact choice is made among them. Where the sample was wrong, or k is large, histograms of the
-magnitudes' high bits, refined down to the last bit, find the exact threshold in the whole tensor:
-slower, and it needs no memory but the result.
+exact choice is made among them. Where the sample was wrong, or k is large, a histogram of the magnitudes'
+high bits tells in which bin the k-th largest lies, a finer one of that bin the next bits, and so on to
+the last: a pass over the tensor each time, and no memory but the result.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from hpctk.kernels import magnitude
 from hpctk.kernels.indices import index_dtype
 from hpctk.kernels.magnitude import INF_BITS
 from hpctk.kernels.threads import share, spans
-from hpctk.kernels.threshold import counts_at, reaching, threshold_of, unsigned
-
-__all__ = ["INF_BITS", "NotFinite", "feed_top_k", "first_not_finite", "first_not_finite_sum", "top_k"]
 
 Array = NDArray[Any]
 
@@ -30,6 +27,8 @@ LARGEST_PART = 1 / 8
 SAMPLE = 1 << 17
 #: The guess was wrong when more than one in so many elements reach it; their list would cost too much memory.
 MOST_CANDIDATES = 6
+#: Bits that one histogram tells: its counters stay in the fastest cache.
+BINS_BITS = 12
 
 
 class NotFinite(ValueError):  # noqa: N818 - the name says what the value is
@@ -44,11 +43,6 @@ class NotFinite(ValueError):  # noqa: N818 - the name says what the value is
     def __init__(self, index: int) -> None:
         super().__init__(f"element {index} is not finite")
         self.index = index
-
-
-def first_not_finite(bits: Array, inf_bits: int, *, threads: int | None = None) -> int:
-    """Return the index of the first inf or NaN in the unsigned view of floats, -1 if there is none."""
-    return _first_not_finite(bits, None, inf_bits, threads)
 
 
 def top_k(bits: Array, k: int, *, threads: int | None = None) -> Array:
@@ -93,19 +87,18 @@ def feed_top_k(
             f"a gradient of {gradient.shape} {gradient.dtype} does not fit "
             f"a residual of {residual.shape} {residual.dtype}"
         )
-    bad = _first_not_finite(residual, gradient, INF_BITS[residual.dtype.name], threads)
+    bad = first_not_finite(residual, gradient, threads=threads)
     if bad >= 0:
         raise NotFinite(bad)
     return _select(residual, gradient, k, threads, clear=True)
 
 
-def first_not_finite_sum(a: Array, b: Array, *, threads: int | None = None) -> int:
-    """Return the index of the first element of a + b that is NaN or infinite, -1 where none is; float32 or float64."""
-    return _first_not_finite(a, b, INF_BITS[a.dtype.name], threads)
+def first_not_finite(source: Array, gradient: Array | None, *, threads: int | None = None) -> int:
+    """Return the index of the first element of source + gradient that is NaN or infinite, -1 where none is.
 
-
-def _first_not_finite(source: Array, gradient: Array | None, inf_bits: int, threads: int | None) -> int:
-    inf = unsigned(source).type(inf_bits)
+    Both of float32 or float64; of the source alone where the gradient is None.
+    """
+    inf = _unsigned(source).type(INF_BITS[source.dtype.name])
     parts = spans(len(source), threads)
     calls = [(source[a:b], None if gradient is None else gradient[a:b], inf) for a, b in parts]
     found = share(magnitude.first_not_finite, calls)
@@ -131,7 +124,7 @@ def _select(
     elif gradient is not None:
         parts = spans(len(source), threads)
         share(np.add, [(source[a:b], gradient[a:b], source[a:b]) for a, b in parts])
-    indices = reaching(source, *(exact or threshold_of(source, k, threads)), k, threads)
+    indices = _reaching(source, *(exact or _threshold_of(source, k, threads)), k, threads)
     values = source[indices]
     if clear:
         source[indices] = 0
@@ -151,7 +144,7 @@ def _guess(source: Array, gradient: Array | None, k: int) -> tuple[int, int]:
     if expected > LARGEST_PART * n:
         return 0, 0
     magnitude.sample(source, gradient, sample)
-    return max(1, threshold_of(sample, rank, 1)[0]), expected
+    return max(1, _threshold_of(sample, rank, 1)[0]), expected
 
 
 def _collect(
@@ -159,7 +152,7 @@ def _collect(
 ) -> tuple[Array, Array] | None:
     """Add the gradient and return all elements that reach the guess; None if they are far too many."""
     n = len(source)
-    threshold = unsigned(source).type(guess)
+    threshold = _unsigned(source).type(guess)
     total = 0
 
     def work(start: int, stop: int) -> tuple[list[tuple[Array, Array]], bool]:
@@ -192,9 +185,9 @@ def _among(
 ) -> tuple[Array, Array]:
     """Return the k largest of the candidates, all of them at least `low`; the others go back into `rest`."""
     high = int(magnitude.largest(values))
-    threshold, ties = threshold_of(values, k, threads, low, high)
+    threshold, ties = _threshold_of(values, k, threads, low, high)
     kept = np.empty(k, indices.dtype), np.empty(k, values.dtype)
-    magnitude.keep_largest(indices, values, unsigned(values).type(threshold), ties, *kept, rest)
+    magnitude.keep_largest(indices, values, _unsigned(values).type(threshold), ties, *kept, rest)
     return kept
 
 
@@ -205,7 +198,69 @@ def _lucky_guess(
     if candidates is not None:
         # A guess of 1, the lowest there is, lets all but zeros pass: what is still missing are zeros.
         return (0, k - len(candidates[0])) if guess == 1 else None
-    counts = counts_at(source, guess, threads)
+    counts = _counts_at(source, guess, threads)
     above = sum(above for above, _ in counts)
     ties = k - above
     return (guess, ties) if 0 < ties <= sum(equal for _, equal in counts) else None
+
+
+def _unsigned(source: Array) -> np.dtype[Any]:
+    """Return the unsigned dtype as wide as the array's; ValueError where there are no magnitudes to read."""
+    if source.ndim != 1 or not source.flags.c_contiguous:
+        raise ValueError("only flat, contiguous arrays")
+    if source.dtype.kind not in "uf" or source.dtype.itemsize not in (2, 4, 8):
+        raise ValueError(f"cannot select among {source.dtype}: give an unsigned view of floats")
+    return np.dtype(f"u{source.dtype.itemsize}")
+
+
+def _threshold_of(
+    source: Array, k: int, threads: int | None, low: int = 0, high: int | None = None
+) -> tuple[int, int]:
+    """Return the magnitude of the k-th largest, and how many equal to it (or fewer) belong to the k.
+
+    All magnitudes lie between `low` and `high`.
+    """
+    scalar = _unsigned(source).type
+    width = (2 ** (8 * source.itemsize - 1) - 1 if high is None else high) - low
+    shift = max(0, width.bit_length() - BINS_BITS)
+    bins = (width >> shift) + 1
+    while True:
+        parts = spans(len(source), threads)
+        counts = np.zeros((len(parts), bins), np.int64)
+        calls = [
+            (source[a:b], scalar(low), np.uint64(shift), row)
+            for (a, b), row in zip(parts, counts, strict=True)
+        ]
+        share(magnitude.histogram, calls)
+        from_top = np.cumsum(counts.sum(axis=0)[::-1])
+        place = int(np.searchsorted(from_top, k))
+        k -= int(from_top[place - 1]) if place else 0
+        low += (bins - 1 - place) << shift
+        inside = int(from_top[place] - (from_top[place - 1] if place else 0))
+        if shift == 0 or inside == k:
+            return low, k
+        finer = max(0, shift - BINS_BITS)
+        bins, shift = 1 << (shift - finer), finer
+
+
+def _counts_at(source: Array, threshold: int, threads: int | None) -> list[tuple[int, int]]:
+    """Return for each thread's part how many magnitudes are above the threshold, and how many equal it."""
+    limit = _unsigned(source).type(threshold)
+    return share(magnitude.count, [(source[a:b], limit) for a, b in spans(len(source), threads)])
+
+
+def _reaching(source: Array, threshold: int, ties: int, k: int, threads: int | None) -> Array:
+    """Return the indices of all k elements above the threshold, or among the first `ties` equal to it."""
+    limit = _unsigned(source).type(threshold)
+    parts = spans(len(source), threads)
+    counts = _counts_at(source, threshold, threads)
+    indices = np.empty(k, index_dtype(len(source)))
+    calls = []
+    written = 0
+    for (a, b), (above, equal) in zip(parts, counts, strict=True):
+        here = min(ties, equal)
+        calls.append((source[a:b], limit, here, a, indices[written : written + above + here]))
+        written += above + here
+        ties -= here
+    share(magnitude.write_indices, calls)
+    return indices

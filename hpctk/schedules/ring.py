@@ -19,76 +19,53 @@ Same bits everywhere: the sum of block b is x[b+1] + x[b+2] + ... + x[b], comput
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from hpctk.schedules.core.plan import Action, Plan, Round, checked_size, exchange
-from hpctk.schedules.cost.volume import Phase, even
+from hpctk.schedules.core.plan import Action, Plan, Round, even_plan, exchange
+from hpctk.schedules.cost.volume import Phase
 
 
 def reduce_scatter(size: int) -> Plan:
     """Sum over all ranks; rank r ends with block r."""
-    everyone = range(checked_size(size))
-    return Plan(
-        name="ring",
-        kind="reduce_scatter",
-        size=size,
-        blocks=size,
-        steps=lambda rank: reducing(everyone, rank),
-        owns=lambda rank: range(rank, rank + 1),
-        volume=even(size, [reducing_phase(size)]),
-    )
+    steps = partial(reducing, range(size))
+    return even_plan("ring", "reduce_scatter", size, steps, [reducing_phase(size)])
 
 
 def allgather(size: int) -> Plan:
     """Give everyone everything; rank r starts with block r."""
-    everyone = range(checked_size(size))
-    return Plan(
-        name="ring",
-        kind="allgather",
-        size=size,
-        blocks=size,
-        steps=lambda rank: gathering(everyone, rank),
-        owns=lambda rank: everyone,
-        volume=even(size, [gathering_phase(size)]),
-    )
+    steps = partial(gathering, range(size))
+    return even_plan("ring", "allgather", size, steps, [gathering_phase(size)])
 
 
 def allreduce(size: int) -> Plan:
     """Sum over all ranks, on all ranks: reduce-scatter, then all-gather."""
-    everyone = range(checked_size(size))
+    everyone = range(size)
 
     def steps(rank: int) -> Iterator[Round]:
         yield from reducing(everyone, rank)
         yield from gathering(everyone, rank)
 
-    return Plan(
-        name="ring",
-        kind="allreduce",
-        size=size,
-        blocks=size,
-        steps=steps,
-        owns=lambda rank: everyone,
-        volume=even(size, [reducing_phase(size), gathering_phase(size)]),
-    )
+    return even_plan("ring", "allreduce", size, steps, [reducing_phase(size), gathering_phase(size)])
 
 
 def reducing(members: Sequence[int], me: int, first: int = 0) -> Iterator[Round]:
     """Reduce-scatter round a ring of `members`, seen by members[me], who ends with block first + me."""
-    count = len(members)
-    right, left = members[(me + 1) % count], members[(me - 1) % count]
-    for step in range(1, count):
-        given = first + (me - step) % count
-        taken = first + (me - step - 1) % count
-        yield exchange(right, range(given, given + 1), left, range(taken, taken + 1), Action.COMBINE)
+    return _round_trip(members, me, me - 1, first, Action.COMBINE)
 
 
 def gathering(members: Sequence[int], me: int, first: int = 0) -> Iterator[Round]:
     """All-gather round a ring of `members`, seen by members[me], who starts with block first + me."""
+    return _round_trip(members, me, me, first, Action.STORE)
+
+
+def _round_trip(members: Sequence[int], me: int, start: int, first: int, action: Action) -> Iterator[Round]:
+    """Yield rounds in which every block moves one member to the right; this one gives `start`, then the one before."""
     count = len(members)
     right, left = members[(me + 1) % count], members[(me - 1) % count]
     for step in range(count - 1):
-        given = first + (me - step) % count
-        taken = first + (me - step - 1) % count
-        yield exchange(right, range(given, given + 1), left, range(taken, taken + 1), Action.STORE)
+        given = first + (start - step) % count
+        taken = first + (start - step - 1) % count
+        yield exchange(right, range(given, given + 1), left, range(taken, taken + 1), action)
 
 
 def reducing_phase(count: int) -> Phase:

@@ -23,57 +23,35 @@ Same bits everywhere: the sum of block b is x[b] + x[b-1] + x[b-2] + ..., comput
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from hpctk.schedules.core.plan import Action, Plan, Recv, Round, Send, checked_size
-from hpctk.schedules.cost.volume import Phase, even
+from hpctk.schedules.core.plan import Action, Plan, Recv, Round, Send, even_plan
+from hpctk.schedules.cost.volume import Phase
 
 
 def reduce_scatter(size: int, *, keep: bool = False) -> Plan:
     """Bring all contributions to block r to rank r, to be summed or, with `keep`, kept apart per sender."""
-    everyone = range(checked_size(size))
-    action = Action.KEEP if keep else Action.COMBINE
-    return Plan(
-        name="rotation",
-        kind="reduce_scatter",
-        size=size,
-        blocks=size,
-        steps=lambda rank: reducing(everyone, rank, action=action),
-        owns=lambda rank: range(rank, rank + 1),
-        volume=even(size, phases(size, combined=int(not keep)), kept=size - 1 if keep else 0),
-    )
+    steps = partial(reducing, range(size), action=Action.KEEP if keep else Action.COMBINE)
+    moved = phases(size, combined=int(not keep))
+    return even_plan("rotation", "reduce_scatter", size, steps, moved, kept=size - 1 if keep else 0)
 
 
 def allgather(size: int) -> Plan:
     """Give everyone everything; rank r starts with block r."""
-    everyone = range(checked_size(size))
-    return Plan(
-        name="rotation",
-        kind="allgather",
-        size=size,
-        blocks=size,
-        steps=lambda rank: gathering(everyone, rank),
-        owns=lambda rank: everyone,
-        volume=even(size, phases(size, combined=0)),
-    )
+    steps = partial(gathering, range(size))
+    return even_plan("rotation", "allgather", size, steps, phases(size, combined=0))
 
 
 def allreduce(size: int) -> Plan:
     """Sum over all ranks, on all ranks: reduce-scatter, then all-gather."""
-    everyone = range(checked_size(size))
+    everyone = range(size)
 
     def steps(rank: int) -> Iterator[Round]:
         yield from reducing(everyone, rank)
         yield from gathering(everyone, rank)
 
-    return Plan(
-        name="rotation",
-        kind="allreduce",
-        size=size,
-        blocks=size,
-        steps=steps,
-        owns=lambda rank: everyone,
-        volume=even(size, phases(size, combined=1) + phases(size, combined=0)),
-    )
+    moved = phases(size, combined=1) + phases(size, combined=0)
+    return even_plan("rotation", "allreduce", size, steps, moved)
 
 
 def reducing(

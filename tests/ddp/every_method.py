@@ -21,6 +21,7 @@ sys.meta_path.insert(0, NoMpi())
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import torch.distributed as dist  # noqa: E402  after the block above, as all below
+from threshold import Threshold, simulated_mean, simulated_saef  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from training import alone, assert_alike, loss_of, net, sgd  # noqa: E402
 
@@ -29,6 +30,7 @@ import hpctk  # noqa: E402
 COMPRESSORS = {
     "Identity": hpctk.Identity(), "Half": hpctk.Half(), "TopK": hpctk.TopK(0.3), "RandomK": hpctk.RandomK(0.3),
     "Sign": hpctk.Sign(), "QSGD": hpctk.QSGD(4), "PowerSGD": hpctk.PowerSGD(1),
+    "Threshold": Threshold(0.05),
 }  # fmt: skip
 GRADIENT_METHODS = {
     "Mean": hpctk.Mean(),
@@ -40,6 +42,7 @@ METHODS = {
     **GRADIENT_METHODS,
     "SASG": hpctk.SASG(density=0.3),
     "SAEF": hpctk.SAEF(hpctk.TopK(0.3)),
+    "SAEF Threshold": hpctk.SAEF(Threshold(0.01)),
     "SAEF one-bit": hpctk.SAEF(hpctk.Sign(), server=hpctk.Sign()),
     "MGRAWA": hpctk.MGRAWA(period=2),
     "LGRAWA": hpctk.LGRAWA(period=2),
@@ -66,6 +69,15 @@ def step(opt, model, t):
     opt.step(closure)
 
 
+def assert_as_simulated(method, model):
+    """Hold the model against a simulation of all ranks, where there is one."""
+    size = dist.get_world_size()
+    if method is METHODS["Mean Threshold"]:
+        assert_alike(model, simulated_mean(size, STEPS, 0.05)[0])
+    elif method is METHODS["SAEF Threshold"]:
+        assert_alike(model, simulated_saef(size, STEPS, 0.01))
+
+
 def on_the_bare_model(method):
     model = net()
     opt = hpctk.ddp.DistributedOptimizer(sgd(model.parameters()), method, model=model)
@@ -74,6 +86,7 @@ def on_the_bare_model(method):
             step(opt, model, t)
     with opt.consensus():
         evaluated = digest(model)
+        assert_as_simulated(method, model)
     return model, {"digest": evaluated, "steps": opt.stats.steps, "messages": opt.stats.messages}
 
 
@@ -84,6 +97,7 @@ def under_ddp(method):
     base = sgd(model.parameters())
     for t in range(STEPS):
         step(base, wrapped, t)
+    assert_as_simulated(method, model)
     return model, {
         "digest": digest(model),
         "steps": attached.stats.steps,

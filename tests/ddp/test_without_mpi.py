@@ -9,11 +9,13 @@ from jobs import run, torchrun
 JOB = Path(__file__).parent / "every_method.py"
 RANKS = 2
 GRADIENT_METHODS = [
-    "Mean", *(f"Mean {name}" for name in ("Identity", "Half", "TopK", "RandomK", "Sign", "QSGD", "PowerSGD")),
+    "Mean", "Mean Threshold",
+    *(f"Mean {name}" for name in ("Identity", "Half", "TopK", "RandomK", "Sign", "QSGD", "PowerSGD")),
     "AdaCons", "AdaCons layerwise",
 ]  # fmt: skip
 OTHER_METHODS = [
-    "SASG", "SAEF", "SAEF one-bit", "MGRAWA", "LGRAWA", "MGRAWA asynchronous", "CELGC", "LocalSGD", "EASGD", "LSGD",
+    "SASG", "SAEF", "SAEF Threshold", "SAEF one-bit",
+    "MGRAWA", "LGRAWA", "MGRAWA asynchronous", "CELGC", "LocalSGD", "EASGD", "LSGD",
 ]  # fmt: skip
 
 

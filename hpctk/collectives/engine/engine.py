@@ -9,14 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpctk.collectives.engine.elements import Elements
 from hpctk.collectives.engine.handle import Handle
-from hpctk.collectives.engine.plan_run import Kept, Run
+from hpctk.collectives.engine.plan_run import DenseRun, Kept, PlanRun
 from hpctk.collectives.engine.ragged_run import RaggedBlocks, RaggedRun
+from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
 from hpctk.comm.one_thread import OneThread
 from hpctk.comm.transport import Transport
@@ -38,30 +39,20 @@ SEGMENT_BYTES = 61440
 FLIGHT = 24
 
 
-Work = Run | RaggedRun
+class Entry(NamedTuple):
+    """A run under way, and who records it when it is over."""
 
-
-class Entry:
-    """A run under way, and what is told of it when it is over."""
-
-    __slots__ = ("call", "recorders", "run", "span")
-
-    def __init__(self, run: Work, call: Call, recorders: list[Recorder], span: Span | None) -> None:
-        self.run, self.call, self.recorders, self.span = run, call, recorders, span
+    run: PlanRun
+    call: Call
+    recorders: list[Recorder]
+    span: Span | None
 
 
 class Engine:
     """Runs plans over a transport.
 
-    Parameters
-    ----------
-    transport : Transport
-    recorder : Recorder, optional
-        Told of every call, beside the engine's own `counter`.
-    own : str
-        What the library's own schedule is called.
-    one_thread : OneThread, optional
-        Held by whoever uses the transport; one of the engine's own where not given.
+    Every call goes to `recorder`, beside the engine's own `counter`. `own` is the name of the library's own schedule,
+    `one_thread` is held by whoever uses the transport, and `segment_bytes` returns the longest message.
     """
 
     def __init__(
@@ -70,8 +61,9 @@ class Engine:
         recorder: Recorder | None = None,
         own: str = "",
         one_thread: OneThread | None = None,
+        segment_bytes: Callable[[], int] = lambda: SEGMENT_BYTES,
     ) -> None:
-        self.transport, self.own = transport, own
+        self.transport, self.own, self._segment_bytes = transport, own, segment_bytes
         self.one_thread = one_thread or OneThread()
         self.counter = Counter()
         self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
@@ -80,7 +72,7 @@ class Engine:
         self._span: Span | None = None
         self._running: list[Entry] = []
         self._started = 0
-        self._lanes: dict[int, Work] = {}
+        self._lanes: dict[int, PlanRun] = {}
         self._workspaces: dict[str, Any] = {}
         # One half of the tags for runs in order, the other for those with a lane of their own.
         self._half = (transport.tag_limit + 1) // 2
@@ -91,18 +83,18 @@ class Engine:
         plan: Plan,
         elements: Elements,
         *,
-        segment_bytes: int = SEGMENT_BYTES,
+        segment_bytes: int | None = None,
         flight: int = FLIGHT,
         kept: Kept | None = None,
         lane: int | None = None,
         overhead: bool = False,
-    ) -> Run:
+    ) -> DenseRun:
         """Start running `plan` on `elements`, in place. Collective over the transport's ranks.
 
         All ranks start their runs in the same order, but for those with a `lane` that was reserved for them.
         `overhead` says of a few numbers that they are not what the caller wants to have exchanged.
         """
-        longest = min(segment_bytes, buffers.COUNT_LIMIT)
+        longest = self._longest(segment_bytes)
         n = elements.n
         lo, hi = bounds(n, plan.blocks, plan.held(self.transport.rank))
         with self.one_thread:
@@ -111,10 +103,8 @@ class Engine:
             )
             tags = self._take_lane() if lane is None else self.tags(lane)
             began = time.perf_counter()
-            run = Run(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
-            self._running.append(Entry(run, call, list(self.recorders), self._span))
-            if lane is None:
-                self._lanes[(self._started - 1) % LANES] = run
+            run = DenseRun(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
+            self._add(run, call, in_order=lane is None)
             self.exposed_s += time.perf_counter() - began
             self._retire()
         return run
@@ -129,6 +119,7 @@ class Engine:
         return range(first, first + count)
 
     def tags(self, lane: int) -> range:
+        """Return the tags of a reserved lane."""
         width = max(1, self._half // RESERVED)
         first = self._half + lane % RESERVED * width
         return range(first, first + width)
@@ -136,26 +127,33 @@ class Engine:
     def run_ragged(
         self,
         plan: Plan,
-        parcels: RaggedBlocks,
+        blocks: RaggedBlocks,
         *,
         payload_bytes: int,
-        segment_bytes: int = SEGMENT_BYTES,
+        segment_bytes: int | None = None,
         flight: int = FLIGHT,
     ) -> RaggedRun:
         """Run `plan` on blocks of any length to its end. Collective over the transport's ranks.
 
         `payload_bytes` are those that this rank contributes; what they stand for, a span says.
         """
-        longest = min(segment_bytes, buffers.COUNT_LIMIT)
+        longest = self._longest(segment_bytes)
         with self.one_thread:
             call = self.opened(plan.kind, plan.name, payload_bytes)
             tags = self._take_lane()
-            run = RaggedRun(self.transport, plan, parcels, longest, tags, flight, self._traffic())
-            self._running.append(Entry(run, call, list(self.recorders), self._span))
-            self._lanes[(self._started - 1) % LANES] = run
-            self.complete(run, f"{plan.name} {plan.kind} of parcels")
+            run = RaggedRun(self.transport, plan, blocks, longest, tags, flight, self._traffic())
+            self._add(run, call, in_order=True)
+            self.complete(run, f"{plan.name} {plan.kind} of blocks of any length")
             self._retire()
         return run
+
+    def _longest(self, segment_bytes: int | None) -> int:
+        return min(segment_bytes or self._segment_bytes(), buffers.COUNT_LIMIT)
+
+    def _add(self, run: PlanRun, call: Call, *, in_order: bool) -> None:
+        self._running.append(Entry(run, call, list(self.recorders), self._span))
+        if in_order:
+            self._lanes[(self._started - 1) % LANES] = run
 
     def _take_lane(self) -> range:
         lane = self._started % LANES
@@ -166,7 +164,7 @@ class Engine:
         width = self._half // LANES
         return range(lane * width, (lane + 1) * width)
 
-    def run(self, plan: Plan, elements: Elements, **settings: Any) -> Run:
+    def run(self, plan: Plan, elements: Elements, **settings: Any) -> DenseRun:
         """Run `plan` to its end; settings as in `start`. Collective over the transport's ranks."""
         run = self.start(plan, elements, **settings)
         self.complete(run, f"{plan.name} {plan.kind} of {elements.n} elements")
@@ -174,19 +172,13 @@ class Engine:
         return run
 
     def handle(
-        self,
-        plan: Plan,
-        elements: Elements,
-        finish: Callable[[], Any],
-        *,
-        segment_bytes: int = SEGMENT_BYTES,
-        lane: int | None = None,
+        self, plan: Plan, elements: Elements, finish: Callable[[], Any], *, lane: int | None = None
     ) -> Handle:
         """Start running `plan`; waiting for the handle runs it to its end and returns what `finish` does.
 
         Collective over the transport's ranks.
         """
-        run = self.start(plan, elements, segment_bytes=segment_bytes, lane=lane)
+        run = self.start(plan, elements, lane=lane)
         name = f"{plan.name} {plan.kind} of {elements.n} elements"
 
         def is_done() -> bool:
@@ -211,14 +203,14 @@ class Engine:
                 return True
             return False
 
-    def complete(self, run: Work, operation: str) -> None:
+    def complete(self, run: PlanRun, operation: str) -> None:
         """Return once `run` is done; PeerError at the deadline."""
         if run.done:
             return
         with self.one_thread:
             self._complete(run, operation)
 
-    def _complete(self, run: Work, operation: str) -> None:
+    def _complete(self, run: PlanRun, operation: str) -> None:
         waiter = self.transport.waiter(operation)
         began = before = time.perf_counter()
         try:
@@ -246,14 +238,11 @@ class Engine:
         now = time.perf_counter()
         for entry in done:
             call, run = entry.call, entry.run
-            call.sent_bytes, call.received_bytes, call.messages = (
-                run.sent_bytes,
-                run.received_bytes,
-                run.messages,
-            )
+            call.sent_bytes, call.received_bytes = run.sent_bytes, run.received_bytes
+            call.messages = run.messages
             call.seconds = now - call.began_s
             call.waiting_s, call.combining_s = run.waiting_s, run.combining_s
-            _tell(call, entry.recorders, entry.span)
+            _emit(call, entry.recorders, entry.span)
 
     def workspace(self, name: str, nbytes: int) -> Any:
         """Return memory that is kept for the next call under the same name: new pages cost more than adding."""
@@ -273,19 +262,18 @@ class Engine:
         finally:
             self._span = span.outer
             for call, recorders in span.close():
-                _tell(call, recorders, span.outer)
+                _emit(call, recorders, span.outer)
 
     @contextmanager
     def staging(self) -> Iterator[None]:
-        """Let the seconds inside be told as staging, where a span is open."""
+        """Count the seconds inside as staging, where a span is open."""
         with self._span.staging() if self._span is not None else nullcontext():
             yield
 
     def opened(self, operation: str, schedule: str, payload_bytes: int, *, overhead: bool = False) -> Call:
         """Return a call that begins now and carries so many bytes; whoever makes it reports it when it is over."""
-        call = Call(
-            operation=operation, schedule=schedule, payload_bytes=payload_bytes, began_s=time.perf_counter()
-        )
+        began_s = time.perf_counter()
+        call = Call(operation=operation, schedule=schedule, payload_bytes=payload_bytes, began_s=began_s)
         if self._span is not None:
             self._span.open(call, self.transport.size, overhead=overhead)
         return call
@@ -295,9 +283,8 @@ class Engine:
     ) -> Call:
         """Return a call that begins now, on an array of n elements of which this rank contributes `own`."""
         size = self.transport.size
-        call = Call(
-            operation=kind, schedule=schedule, payload_bytes=own * itemsize, began_s=time.perf_counter()
-        )
+        began_s = time.perf_counter()
+        call = Call(operation=kind, schedule=schedule, payload_bytes=own * itemsize, began_s=began_s)
         if not overhead:
             call.elements, call.dense_bytes = own, own * itemsize
             call.dense_sent_bytes = dense_sent(kind, n * itemsize, size)
@@ -306,12 +293,12 @@ class Engine:
         return call
 
     def report(self, call: Call) -> None:
-        """Tell the recorders of a call that was `opened` and is over now."""
+        """Record a call that was `opened` and is over now."""
         call.seconds = time.perf_counter() - call.began_s
-        _tell(call, self.recorders, self._span)
+        _emit(call, self.recorders, self._span)
 
-    def heard(self, operation: str, why: str, nbytes: int, began_s: float) -> None:
-        """Tell those who want to know of the few bytes by which ranks agree in a step. The library moved them."""
+    def record_control(self, operation: str, why: str, nbytes: int, began_s: float) -> None:
+        """Record the few bytes by which ranks agree in a step, where a recorder wants them. The library moved them."""
         now = time.perf_counter()
         self.exposed_s += now - began_s
         listening = [recorder for recorder in self.recorders if recorder.flags]
@@ -320,7 +307,7 @@ class Engine:
                 operation=operation, schedule=self.own, tensor=why, payload_bytes=nbytes,
                 began_s=began_s, seconds=now - began_s, waiting_s=now - began_s,
             )  # fmt: skip
-            _tell(call, listening, None)
+            _emit(call, listening, None)
 
     def count(self, peer: int, sent_bytes: int, received_bytes: int, messages: int = 1) -> None:
         """Count messages to and from a peer that did not go through a plan, each of so many bytes."""
@@ -332,7 +319,7 @@ class Engine:
         return [recorder.traffic for recorder in self.recorders if recorder.traffic is not None]
 
 
-def _tell(call: Call, recorders: list[Recorder], span: Span | None) -> None:
+def _emit(call: Call, recorders: list[Recorder], span: Span | None) -> None:
     """Report a call, or keep it while a span is open that it belongs to."""
     while span is not None and not span.is_open:
         span = span.outer
@@ -348,9 +335,15 @@ def engine_of(world: World) -> Engine:
     """Return the engine over a world's ranks, made at the first call."""
     engine: Engine | None = world.attached.get(Engine)
     if engine is None:
-        engine = Engine(world.transport(), own=world.native.name, one_thread=world.one_thread)
+        engine = Engine(
+            world.transport(),
+            own=world.native.name,
+            one_thread=world.one_thread,
+            # Collective at the first call, as starting a plan is.
+            segment_bytes=lambda: auto.machine(world).segment_bytes,
+        )
         world.attached[Engine] = engine
-        world.listeners = [*world.listeners, engine.heard]
+        world.listeners = [*world.listeners, engine.record_control]
         # Ranks may wait for different things: whatever this one waits for, its runs go on.
         world.background.append(engine.progress)
     return engine
@@ -358,7 +351,7 @@ def engine_of(world: World) -> Engine:
 
 @contextmanager
 def counted(world: World, *listeners: Recorder) -> Iterator[None]:
-    """Let recorders, too, hear of the calls that are made inside. Local; may be nested."""
+    """Record the calls that are made inside in `listeners`, too. Local; may be nested."""
     recorders = engine_of(world).recorders
     # By identity: counters with equal numbers are equal. A closure's backward is inside a step.
     new = [one for one in listeners if not any(recorder is one for recorder in recorders)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.collectives.tuning import auto
 from hpctk.comm.world import World
 from hpctk.schedules.core.plan import Plan
 
@@ -30,26 +29,14 @@ class Messages:
 
 
 def gather_messages(here: World, plan: Plan, message: Any) -> list[Any]:
-    """Return the messages of all ranks that send one by `plan`, in rank order.
+    """Return the messages of all ranks that send one by `plan`, an all-gather, in rank order.
 
-    Collective over the communicator.
-
-    Parameters
-    ----------
-    here : World
-    plan : Plan
-        Of an all-gather.
-    message : uint8 array
-        This rank's, of any length; not looked at where the plan has this rank send nothing.
+    Collective over the communicator. `message`, a uint8 array of any length, is not looked at where the plan has this
+    rank send nothing.
     """
     messages = Messages(plan.blocks)
     own = plan.held(here.rank)
     for block in own:
         messages.data[block] = message
-    engine_of(here).run_ragged(
-        plan,
-        messages,
-        payload_bytes=len(message) if own else 0,
-        segment_bytes=auto.machine(here).segment_bytes,
-    )
+    engine_of(here).run_ragged(plan, messages, payload_bytes=len(message) if own else 0)
     return messages.data

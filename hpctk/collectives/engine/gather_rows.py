@@ -8,7 +8,6 @@ import numpy as np
 
 from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.collectives.tuning import auto
 from hpctk.comm.world import World
 from hpctk.schedules import rotation
 
@@ -20,8 +19,6 @@ def gather_rows(here: World, mine: Any) -> Any:
     """
     everyone = np.empty((here.size, mine.size), mine.dtype)
     everyone[here.rank] = mine
-    segment_bytes = auto.machine(here).segment_bytes
-    plan = rotation.allgather(here.size)
     flat = InPlace(everyone.reshape(-1), mine.itemsize)
-    engine_of(here).run(plan, flat, segment_bytes=segment_bytes, overhead=True)
+    engine_of(here).run(rotation.allgather(here.size), flat, overhead=True)
     return everyone

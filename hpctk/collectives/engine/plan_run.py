@@ -17,11 +17,13 @@ neither side needs to post them in order.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any, Protocol
 
 from hpctk.collectives.engine.elements import Elements
@@ -40,6 +42,8 @@ LOOK = 32
 #: Segments of scratch memory for parts that arrive before they may be combined.
 SCRATCH = 128
 
+_NUMBER = attrgetter("number")
+
 
 class Kept(Protocol):
     """Where parts go that a plan keeps apart, one part per sender."""
@@ -51,6 +55,15 @@ class Kept(Protocol):
         """Learn that they are there: a chance to work while others are under way."""
 
 
+class Item(Protocol):
+    """What is sent or received in one go."""
+
+    #: Its place in the plan's order.
+    number: int
+    peer: int
+    tag: int
+
+
 class Segment:
     """One segment of one message."""
 
@@ -58,65 +71,113 @@ class Segment:
 
     def __init__(self, kind: int, cell: int, lo: int, hi: int, peer: int, tag: int) -> None:
         self.kind, self.cell, self.lo, self.hi, self.peer, self.tag = kind, cell, lo, hi, peer, tag
-        #: Its place in the plan's order.
         self.number = 0
         self.started = self.arrived = False
         self.scratch: Any = None
-
-
-def _number(segment: Segment) -> int:
-    return segment.number
 
 
 class Flight:
     """Messages under way in one direction, in the plan's order."""
 
     def __init__(self) -> None:
-        self.segments: list[Segment] = []
+        self.items: list[Any] = []
         self._requests: list[Any] = []
 
-    def add(self, segment: Segment, request: Any) -> None:
+    def add(self, item: Item, request: Any) -> None:
         """Add a message that has just been started."""
-        position = bisect(self.segments, segment.number, key=_number)
-        self.segments.insert(position, segment)
+        position = bisect(self.items, item.number, key=_NUMBER)
+        self.items.insert(position, item)
         self._requests.insert(position, request)
 
-    def land(self, transport: Transport, look: int, wait: bool = False) -> list[Segment]:
+    def land(self, transport: Transport, look: int, wait: bool = False) -> list[Any]:
         """Take out and return those of the first `look` messages that are complete; wait for the first if need be."""
         if not self._requests:
             return []
         positions = transport.complete(self._requests[:look], wait)
-        landed = [self.segments[position] for position in positions]
+        landed = [self.items[position] for position in positions]
         for position in sorted(positions, reverse=True):
-            del self.segments[position], self._requests[position]
+            del self.items[position], self._requests[position]
         return landed
 
 
-class Run:
-    """A plan being run. Made and driven by the Engine.
+class PlanRun(ABC):
+    """One rank's part of a plan being run: what sends and receives have in common, whatever they carry.
 
-    Parameters
-    ----------
-    transport : Transport
-    plan : Plan
-    elements : Elements
-        What the plan works on, in place.
-    segment_bytes : int
-        The longest message.
-    tags : range
-        Tags of its own.
-    flight : int
-        Sends that may be under way at once.
-    kept : Kept, optional
-        For plans that keep parts apart: where each sender's part goes.
-    traffic : sequence of Traffic
-        Where its messages are counted.
+    Made and driven by the Engine. At most `flight` sends are under way at once; messages are counted in `traffic`.
 
     Attributes
     ----------
     sent_bytes, received_bytes, messages : int
     waiting_s, combining_s : float
         Seconds the caller waited for nothing but this; seconds spent on what came in.
+    """
+
+    def __init__(self, transport: Transport, flight: int, traffic: Sequence[Traffic]) -> None:
+        self._transport, self._flight, self._traffic = transport, flight, traffic
+        self._exhausted = False
+        self._sending, self._receiving = Flight(), Flight()
+        self._ready: list[tuple[int, int, Any]] = []
+        self._queued = 0
+        self.sent_bytes = self.received_bytes = self.messages = 0
+        self.waiting_s = self.combining_s = 0.0
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+
+    @abstractmethod
+    def progress(self, *, wait: bool = False) -> bool:
+        """Take in what is complete and start what may start; return whether anything happened.
+
+        With `wait` it may wait for a message, where that is cheaper than asking.
+        """
+
+    @abstractmethod
+    def _outgoing(self, item: Any) -> Any:
+        """Return the bytes of an item to be sent now."""
+
+    def peers(self) -> list[int]:
+        """Return the ranks this run waits for: those it receives from, else those it sends to."""
+        flight = self._receiving if self._receiving.items else self._sending
+        return list(dict.fromkeys(item.peer for item in flight.items))
+
+    def _poll(self) -> list[Any]:
+        finished = self._receiving.land(self._transport, LOOK)
+        return finished + self._sending.land(self._transport, LOOK)
+
+    def _queue(self, item: Item) -> None:
+        """Let an item be sent when its turn comes."""
+        self._queued += 1
+        heappush(self._ready, (item.number, self._queued, item))
+
+    def _send_ready(self) -> None:
+        """Start sends in the plan's order, as many as may be under way.
+
+        The one that stands first in the plan never waits for later ones: the others might wait for it.
+        """
+        flying = self._sending.items
+        while self._ready and (len(flying) < self._flight or self._ready[0][0] < flying[0].number):
+            item = heappop(self._ready)[2]
+            data = self._outgoing(item)
+            self.sent_bytes += len(data)
+            self.messages += 1
+            for traffic in self._traffic:
+                traffic.outgoing[item.peer, len(data)] += 1
+            self._sending.add(item, self._transport.isend(data, item.peer, item.tag))
+
+    def _receive(self, item: Item, data: Any) -> None:
+        """Start receiving an item into `data`."""
+        self.received_bytes += len(data)
+        for traffic in self._traffic:
+            traffic.incoming[item.peer, len(data)] += 1
+        self._receiving.add(item, self._transport.irecv(data, item.peer, item.tag))
+
+
+class DenseRun(PlanRun):
+    """A plan being run on `elements`, in place, by messages of at most `segment_bytes`, under `tags` of its own.
+
+    `kept` is where each sender's part goes, for plans that keep parts apart.
     """
 
     def __init__(
@@ -130,24 +191,18 @@ class Run:
         kept: Kept | None = None,
         traffic: Sequence[Traffic] = (),
     ) -> None:
-        self._transport, self._plan, self._elements = transport, plan, elements
+        super().__init__(transport, flight, traffic)
+        self._plan, self._elements = plan, elements
         self._kept: Any = kept
-        self._flight = flight
         self._grid = max(1, segment_bytes // elements.itemsize)
         self._tags = tags
         self._numbers: dict[tuple[int, int], int] = defaultdict(int)
         self._program = self._segments()
-        self._exhausted = False
         self._unfinished = self._number = 0
         self._cells: dict[int, list[Segment]] = {}
-        self._sending, self._receiving = Flight(), Flight()
-        self._ready: list[tuple[int, Segment]] = []
         self._starved: deque[Segment] = deque()
         self._free: list[Any] = []
         self._scratches = self._scratch_bytes = 0
-        self._traffic = traffic
-        self.sent_bytes = self.received_bytes = self.messages = 0
-        self.waiting_s = self.combining_s = 0.0
         self._look_ahead()
 
     @property
@@ -160,16 +215,8 @@ class Run:
         """Memory this run has held beside the tensor."""
         return self._scratch_bytes + self._elements.extra_bytes
 
-    def peers(self) -> list[int]:
-        """Return the ranks this run waits for: those it receives from, else those it sends to."""
-        flight = self._receiving if self._receiving.segments else self._sending
-        return list(dict.fromkeys(segment.peer for segment in flight.segments))
-
     def progress(self, *, wait: bool = False) -> bool:
-        """Take in what is complete and start what may start; return whether anything happened.
-
-        With `wait` it may wait for a message, where that is cheaper than asking.
-        """
+        """Take in what is complete and start what may start; return whether anything happened."""
         before = self._number
         finished = self._wait_for_first() if wait and self._transport.waits else self._poll()
         for segment in finished:
@@ -178,17 +225,16 @@ class Run:
         self._look_ahead()
         return bool(finished) or self._number > before
 
-    def _poll(self) -> list[Segment]:
-        finished = self._receiving.land(self._transport, LOOK)
-        return finished + self._sending.land(self._transport, LOOK)
+    def _outgoing(self, item: Segment) -> Any:
+        return self._elements.outgoing(item.lo, item.hi)
 
-    def _wait_for_first(self) -> list[Segment]:
+    def _wait_for_first(self) -> list[Any]:
         """Wait for the message that stands first in the plan: no other rank waits for a later one of ours."""
-        flights = [flight for flight in (self._sending, self._receiving) if flight.segments]
+        flights = [flight for flight in (self._sending, self._receiving) if flight.items]
         if not flights:
             return []
         began = time.perf_counter()
-        landed = min(flights, key=lambda f: f.segments[0].number).land(self._transport, 1, True)
+        landed = min(flights, key=lambda f: f.items[0].number).land(self._transport, 1, True)
         self.waiting_s += time.perf_counter() - began
         return landed
 
@@ -241,7 +287,7 @@ class Run:
         if kind == SEND:
             if not self._blocked(segment):
                 segment.started = True
-                heappush(self._ready, (segment.number, segment))
+                self._queue(segment)
                 self._send_ready()
             return
         if kind == STORE:
@@ -254,25 +300,8 @@ class Run:
                 return
         else:
             data = self._kept.room(segment.peer, segment.lo, segment.hi)
-        self.received_bytes += len(data)
-        for traffic in self._traffic:
-            traffic.incoming[segment.peer, len(data)] += 1
-        self._fly(segment, self._transport.irecv(data, segment.peer, segment.tag))
-
-    def _send_ready(self) -> None:
-        """Start sends in the plan's order, as many as may be under way.
-
-        The one that stands first in the plan never waits for later ones: the others might wait for it.
-        """
-        flying = self._sending.segments
-        while self._ready and (len(flying) < self._flight or self._ready[0][0] < flying[0].number):
-            segment = heappop(self._ready)[1]
-            data = self._elements.outgoing(segment.lo, segment.hi)
-            self.sent_bytes += len(data)
-            self.messages += 1
-            for traffic in self._traffic:
-                traffic.outgoing[segment.peer, len(data)] += 1
-            self._fly(segment, self._transport.isend(data, segment.peer, segment.tag))
+        segment.started = True
+        self._receive(segment, data)
 
     def _blocked(self, segment: Segment) -> bool:
         """Return whether an unfinished message before `segment` must come first.
@@ -290,10 +319,6 @@ class Run:
             ):
                 return True
         return False
-
-    def _fly(self, segment: Segment, request: Any) -> None:
-        segment.started = True
-        (self._sending if segment.kind == SEND else self._receiving).add(segment, request)
 
     def _take_scratch(self, segment: Segment) -> Any:
         nbytes = (segment.hi - segment.lo) * self._elements.itemsize
@@ -321,12 +346,12 @@ class Run:
             self._kept.arrived(segment.peer, segment.lo, segment.hi)
             self.combining_s += time.perf_counter() - began
         elif segment.kind == COMBINE:
-            self._settle(segment.cell)
+            self._advance(segment.cell)
         else:
             if segment.kind == STORE:
                 self._elements.stored(segment.lo, segment.hi)
             self._finish(segment)
-            self._settle(segment.cell)
+            self._advance(segment.cell)
 
     def _finish(self, segment: Segment) -> None:
         self._unfinished -= 1
@@ -335,7 +360,7 @@ class Run:
         if not waiting:
             del self._cells[segment.cell]
 
-    def _settle(self, cell: int) -> None:
+    def _advance(self, cell: int) -> None:
         """Do what has become possible on a segment of the grid."""
         for segment in list(self._cells.get(cell, ())):
             if segment.kind == COMBINE:

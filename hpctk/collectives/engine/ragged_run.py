@@ -1,12 +1,12 @@
 """One plan at work on blocks that are byte strings of any length: sparse vectors, packets.
 
-Where `run.Run` cuts a tensor of known size into blocks, here a block is a parcel whose length only
-its sender knows. A message is a header with the lengths of its parcels (8 bytes each), then the
-parcels in segments, all under one tag: messages of one tag arrive in order, so nobody has to know
+Where a DenseRun cuts a tensor of known size into blocks, here only the sender knows how long a block
+is. A message is a header with the lengths of its blocks (8 bytes each), then the blocks in segments,
+all under one tag: messages of one tag arrive in order, so nobody has to know
 beforehand how many follow. Any plan runs so, whether its blocks grow on the way or not.
 
 What a plan orders is kept block by block: a send waits for the receives of its blocks before it, a
-received parcel is applied after the receives and the sends of its block before it.
+received block is applied after the receives and the sends of its block before it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
 from typing import Any, Protocol
 
 import numpy as np
 
-from hpctk.collectives.engine.plan_run import ACTIONS, COMBINE, LOOK, SEND, Flight
+from hpctk.collectives.engine.plan_run import ACTIONS, COMBINE, SEND, PlanRun
 from hpctk.comm.transport import Transport
 from hpctk.errors import PeerError
 from hpctk.schedules.core.plan import Plan
@@ -44,16 +43,17 @@ class RaggedBlocks(Protocol):
 
 
 class Message:
-    """A row of parcels on its way, seen by one of its two ranks."""
+    """Some blocks on their way, seen by one of the two ranks."""
 
-    __slots__ = ("blocks", "finished", "kind", "number", "parcels", "peer", "pending", "started", "tag")
+    __slots__ = ("blocks", "data", "finished", "kind", "number", "peer", "pending", "started", "tag")
 
     def __init__(self, kind: int, number: int, peer: int, blocks: range, tag: int) -> None:
         self.kind, self.number, self.peer, self.blocks, self.tag = kind, number, peer, blocks, tag
         #: A send whose bytes are fixed, or a receive.
         self.started = kind != SEND
         self.finished = False
-        self.parcels: list[Any] = []
+        #: The bytes of each block.
+        self.data: list[Any] = []
         #: Pieces that are not complete yet.
         self.pending = 0
 
@@ -70,66 +70,37 @@ class Message:
 class Piece:
     """One header or segment of a message."""
 
-    __slots__ = ("data", "is_header", "message", "number", "peer")
+    __slots__ = ("data", "is_header", "message", "number", "peer", "tag")
 
     def __init__(self, message: Message, data: Any, is_header: bool) -> None:
         self.message, self.data, self.is_header = message, data, is_header
-        self.number, self.peer = message.number, message.peer
+        self.number, self.peer, self.tag = message.number, message.peer, message.tag
 
 
-class RaggedRun:
-    """A plan being run on parcels. Made and driven by the Engine.
-
-    Parameters
-    ----------
-    transport : Transport
-    plan : Plan
-    parcels : RaggedBlocks
-    segment_bytes : int
-        The longest message.
-    tags : range
-        Tags of its own.
-    flight : int
-        Sends that may be under way at once.
-    traffic : sequence of Traffic
-        Where its messages are counted.
-
-    Attributes are those of `run.Run`.
-    """
+class RaggedRun(PlanRun):
+    """A plan being run on blocks of any length; arguments as of a DenseRun."""
 
     def __init__(
         self,
         transport: Transport,
         plan: Plan,
-        parcels: RaggedBlocks,
+        blocks: RaggedBlocks,
         segment_bytes: int,
         tags: range,
         flight: int,
         traffic: Sequence[Traffic] = (),
     ) -> None:
-        self._transport, self._parcels = transport, parcels
-        self._segment_bytes, self._flight = segment_bytes, flight
+        super().__init__(transport, flight, traffic)
+        self._blocks, self._segment_bytes = blocks, segment_bytes
         self._program = _messages(plan, transport.rank, tags)
-        self._exhausted = False
         #: Unfinished messages in the plan's order.
         self._open: list[Message] = []
-        self._ready: list[tuple[int, int, Piece]] = []
-        self._pieces = 0
-        self._sending, self._receiving = Flight(), Flight()
-        self._traffic = traffic
-        self.sent_bytes = self.received_bytes = self.messages = 0
-        self.waiting_s = self.combining_s = 0.0
         self._look_ahead()
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to do."""
         return self._exhausted and not self._open
-
-    def peers(self) -> list[int]:
-        """Return the ranks this run waits for: those it receives from, else those it sends to."""
-        flight = self._receiving if self._receiving.segments else self._sending
-        return list(dict.fromkeys(piece.peer for piece in flight.segments))
 
     def progress(self, *, wait: bool = False) -> bool:
         """Take in what is complete and start what may start; return whether anything happened.
@@ -140,14 +111,13 @@ class RaggedRun:
         for piece in finished:
             self._arrive(piece)
         if finished:
-            self._settle()
+            self._advance()
         self._send_ready()
         self._look_ahead()
         return bool(finished)
 
-    def _poll(self) -> list[Any]:
-        finished: list[Any] = self._receiving.land(self._transport, LOOK)
-        return finished + self._sending.land(self._transport, LOOK)
+    def _outgoing(self, item: Piece) -> Any:
+        return item.data
 
     def _look_ahead(self) -> None:
         while not self._exhausted and len(self._open) < WINDOW:
@@ -159,61 +129,42 @@ class RaggedRun:
             if message.kind == SEND:
                 self._try_send(message)
             else:
-                self._receive(message, np.empty(LENGTH_BYTES * len(message.blocks), np.uint8), True)
+                self._receive_piece(message, np.empty(LENGTH_BYTES * len(message.blocks), np.uint8), True)
 
     def _try_send(self, message: Message) -> None:
         if self._blocked(message):
             return
         message.started = True
-        message.parcels = [self._parcels.outgoing(block) for block in message.blocks]
-        lengths = np.array([len(parcel) for parcel in message.parcels], "<i8")
-        self._queue(message, lengths.view(np.uint8), True)
-        for parcel in message.parcels:
-            for lo in range(0, len(parcel), self._segment_bytes):
-                self._queue(message, parcel[lo : lo + self._segment_bytes], False)
+        message.data = [self._blocks.outgoing(block) for block in message.blocks]
+        lengths = np.array([len(data) for data in message.data], "<i8")
+        self._queue_piece(message, lengths.view(np.uint8), True)
+        for data in message.data:
+            for lo in range(0, len(data), self._segment_bytes):
+                self._queue_piece(message, data[lo : lo + self._segment_bytes], False)
         self._send_ready()
 
-    def _queue(self, message: Message, data: Any, is_header: bool) -> None:
+    def _queue_piece(self, message: Message, data: Any, is_header: bool) -> None:
         message.pending += 1
-        self._pieces += 1
-        heappush(self._ready, (message.number, self._pieces, Piece(message, data, is_header)))
+        self._queue(Piece(message, data, is_header))
 
-    def _send_ready(self) -> None:
-        """Start sends in the plan's order, as many as may be under way.
-
-        The one that stands first in the plan never waits for later ones: the others might wait for it.
-        """
-        flying = self._sending.segments
-        while self._ready and (len(flying) < self._flight or self._ready[0][0] < flying[0].number):
-            piece: Any = heappop(self._ready)[2]
-            self.sent_bytes += len(piece.data)
-            self.messages += 1
-            for traffic in self._traffic:
-                traffic.outgoing[piece.peer, len(piece.data)] += 1
-            self._sending.add(piece, self._transport.isend(piece.data, piece.message.peer, piece.message.tag))
-
-    def _receive(self, message: Message, data: Any, is_header: bool) -> None:
+    def _receive_piece(self, message: Message, data: Any, is_header: bool) -> None:
         message.pending += 1
-        piece: Any = Piece(message, data, is_header)
-        self.received_bytes += len(data)
-        for traffic in self._traffic:
-            traffic.incoming[message.peer, len(data)] += 1
-        self._receiving.add(piece, self._transport.irecv(data, message.peer, message.tag))
+        self._receive(Piece(message, data, is_header), data)
 
-    def _arrive(self, piece: Any) -> None:
+    def _arrive(self, piece: Piece) -> None:
         message = piece.message
         message.pending -= 1
         if not piece.is_header or message.kind == SEND:
             return
         for nbytes in piece.data.view("<i8").tolist():
             if nbytes < 0:
-                raise PeerError(f"rank {message.peer} announced a parcel of {nbytes} bytes")
-            parcel = np.empty(nbytes, np.uint8)
-            message.parcels.append(parcel)
+                raise PeerError(f"rank {message.peer} announced a block of {nbytes} bytes")
+            data = np.empty(nbytes, np.uint8)
+            message.data.append(data)
             for lo in range(0, nbytes, self._segment_bytes):
-                self._receive(message, parcel[lo : lo + self._segment_bytes], False)
+                self._receive_piece(message, data[lo : lo + self._segment_bytes], False)
 
-    def _settle(self) -> None:
+    def _advance(self) -> None:
         """Do what has become possible, in the plan's order."""
         for message in self._open:
             if not message.started:
@@ -236,12 +187,12 @@ class RaggedRun:
     def _finish(self, message: Message) -> None:
         message.finished = True
         if message.kind != SEND:
-            act = self._parcels.combine if message.kind == COMBINE else self._parcels.store
+            act = self._blocks.combine if message.kind == COMBINE else self._blocks.store
             began = time.perf_counter()
-            for block, parcel in zip(message.blocks, message.parcels, strict=True):
-                act(block, parcel)
+            for block, data in zip(message.blocks, message.data, strict=True):
+                act(block, data)
             self.combining_s += time.perf_counter() - began
-        message.parcels = []
+        message.data = []
 
 
 def _messages(plan: Plan, rank: int, tags: range) -> Iterator[Message]:

@@ -78,7 +78,7 @@ def measure(here: World, plans: list[Plan], nbytes: int) -> dict[str, float]:
         "mpi": partial(reduce_in_place, here, array, dtype, "sum", here.native.name)
     }
     for plan in plans:
-        runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"))
+        runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"), segment_bytes=SEGMENT_BYTES)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(REPEATS + 1):
         for name, run in runs.items():

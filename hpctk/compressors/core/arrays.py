@@ -27,6 +27,11 @@ def as_array(flat: torch.Tensor) -> Any:
     return flat.numpy()
 
 
+def unsigned(values: Any) -> Any:
+    """Return an array's bits as unsigned integers over the same memory."""
+    return values.view(f"u{values.itemsize}")
+
+
 def as_tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
     """Return an array as a tensor over its memory; bits become bfloat16 where that is the dtype."""
     if not array.flags.writeable:

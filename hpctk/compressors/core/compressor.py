@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -25,15 +25,30 @@ Setting = str | int | float | bool | list[str]
 Shape = tuple[int, ...]
 State = dict[str, dict[str, torch.Tensor | int]]
 
+#: How packets of several ranks combine: the words that a compressor's `combines` may be.
+COMBINES = {
+    "summed": "their data are added, element by element",
+    "gathered": "every rank decodes those of all ranks, and adds",
+    "signs": "gathered; one scale and packed signs, as Sign writes them, which a server may compress again",
+    "pairs": "indices and values of some elements, summed by a sparse all-reduce: a SparseCompressor",
+    "own": "the compressor has an `aggregate` that says what is all-reduced: an Aggregating",
+}
+
 
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class Compressor(ABC):
     """How a tensor is written down."""
 
-    #: How packets of several ranks combine: "gathered" (each rank decodes all of them), "summed" (their
-    #: data are added, element by element) or "own" (the compressor has its own `aggregate`).
+    #: How packets of several ranks combine, a word of `COMBINES`.
     combines: ClassVar[str]
+    #: Whether `decompress` of a packet is always the tensor itself.
+    lossless: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if getattr(cls, "combines", None) not in COMBINES:
+            raise TypeError(f"{cls.__name__}.combines must be one of {', '.join(COMBINES)}")
 
     exclude: Sequence[str] = setting(
         (), 'parameters to spare: exact names or patterns as of the shell, such as ["*.bias"]'
@@ -154,6 +169,15 @@ class Compressor(ABC):
     def _stamp(self, name: str) -> int:
         """Return the stamp of the next packet of a parameter, for those that draw; counts the draw."""
         return 0
+
+
+class Aggregating(Protocol):
+    """A compressor that aggregates by itself, by means of all-reduces ("own")."""
+
+    def aggregate(
+        self, tensors: Mapping[str, torch.Tensor], allreduce: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return the means over all ranks; leave in each tensor, in place, what this rank did not send."""
 
 
 def expect_length(packet: Packet, length: int, dtype: torch.dtype, what: str) -> None:

@@ -27,9 +27,9 @@ def first_bad_sum(flat: torch.Tensor, other: torch.Tensor) -> int | None:
     Not in place; the sum is formed block by block and forgotten.
     """
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
-        from hpctk.kernels.select import first_not_finite_sum
+        from hpctk.kernels.select import first_not_finite
 
-        index = first_not_finite_sum(flat.numpy(), other.numpy())
+        index = first_not_finite(flat.numpy(), other.numpy())
         return None if index < 0 else index
     scratch = flat.new_empty(min(flat.numel(), _block(flat)))
     for lo, hi in blocks(flat):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -22,7 +22,7 @@ from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refus
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.signs import feed_common_signs, mean_of_signs
 from hpctk.collectives.onebit import onebit_allreduce, shard_bounds
-from hpctk.compressors import Compressor, Residuals, Sign, sign
+from hpctk.compressors import Compressor, Residuals, sign
 from hpctk.compressors.core import finite
 from hpctk.compressors.core.compressor import refuse
 from hpctk.compressors.core.packet import Packet
@@ -61,7 +61,7 @@ class ErrorFeedback:
         # Copies: both may be one object, and only the worker's draws are to differ from rank to rank.
         self._compressor, self._server = deepcopy(compressor), deepcopy(server)
         self._compressor.set_rank(replica.world.rank)
-        signs = [each for each in (self._compressor, self._server) if isinstance(each, Sign)]
+        signs = [each for each in (self._compressor, self._server) if _sends_signs(each)]
         named = list(zip(replica.names, replica.parameters, strict=True))
         spared = {name: not signs or signs[0].is_excluded(name, parameter) for name, parameter in named}
         if signs and any(spared[name] != signs[-1].is_excluded(name, parameter) for name, parameter in named):
@@ -73,7 +73,7 @@ class ErrorFeedback:
         self._n = sum(parameter.numel() for parameter in self.parameters[: self._signed])
         self._two_way = len(signs) == 2 and self._n > 0
         self._residuals, self._server_residuals = Residuals(), Residuals()
-        self._row = FlatBuffer(self.parameters if isinstance(self._compressor, Sign) else [])
+        self._row = FlatBuffer(self.parameters if _sends_signs(self._compressor) else [])
         self.errors = self._row.parts or [
             self._residuals.of(name, parameter.detach()) for name, parameter in named
         ]
@@ -86,7 +86,7 @@ class ErrorFeedback:
 
     def check(self, updates: FlatBuffer) -> None:
         """Raise TensorError where the sum of an update and its residual is not finite. Local. Changes nothing."""
-        if isinstance(self._compressor, Sign):
+        if _sends_signs(self._compressor):
             row = self._row.flat[: self._n]
             refuse(finite.first_bad_sum(row, updates.flat[: self._n]), self._n, WHOLE)
             return
@@ -132,7 +132,7 @@ class ErrorFeedback:
 
     def _mean(self, updates: FlatBuffer) -> None:
         here, schedule = self._replica.world, self._replica.schedule
-        if not isinstance(self._compressor, Sign):
+        if not _sends_signs(self._compressor):
             named = dict(zip(self.names, updates.parts, strict=True))
             compressed_mean(here, named, self._compressor, self._residuals, schedule, checked=True)
             return
@@ -143,7 +143,7 @@ class ErrorFeedback:
 
     def _serve(self, updates: FlatBuffer) -> None:
         server, kept = self._server, self._server_residuals
-        if isinstance(server, Sign):
+        if _sends_signs(server):
             whole = updates.flat[: self._n]
             feed_common_signs(self._replica.world, whole, kept.of(WHOLE, whole))
         elif server is not None:
@@ -179,3 +179,8 @@ class ErrorFeedback:
         self._compressor.load_state_dict(state["compressor"])
         if self._server is not None:
             self._server.load_state_dict(state["server"])
+
+
+def _sends_signs(compressor: Compressor | None) -> TypeGuard[Compressor]:
+    """Return whether a compressor sees the whole model as one vector of signs with one scale."""
+    return compressor is not None and compressor.combines == "signs"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hpctk.errors import SettingError
-from hpctk.schedules.cost.volume import Volume
+from hpctk.schedules.cost.volume import Phase, Volume, even
 
 KINDS = ("allreduce", "reduce_scatter", "allgather", "broadcast", "sparse_allreduce")
 
@@ -145,6 +145,28 @@ class Plan:
         if not 0 <= rank < self.size:
             raise SettingError(f"rank={rank}: {self.name} {self.kind} has ranks 0 to {self.size - 1}")
         return rank
+
+
+def even_plan(
+    name: str,
+    kind: str,
+    size: int,
+    steps: Callable[[int], Iterator[Round]],
+    phases: Iterable[Phase],
+    kept: int = 0,
+) -> Plan:
+    """Return a plan of one block per rank in which all ranks do the same in every round, as `phases` say."""
+    everything = range(checked_size(size))
+    scatters = kind == "reduce_scatter"
+    return Plan(
+        name=name,
+        kind=kind,
+        size=size,
+        blocks=size,
+        steps=steps,
+        owns=lambda rank: range(rank, rank + 1) if scatters else everything,
+        volume=even(size, phases, kept),
+    )
 
 
 def checked_size(size: int) -> int:

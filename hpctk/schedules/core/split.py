@@ -19,24 +19,16 @@ Same bits everywhere: the sum of a range is computed by its owner, in the order 
 from collections.abc import Iterator
 
 from hpctk.schedules import ring, rotation
-from hpctk.schedules.core.plan import Plan, Round, checked_size
-from hpctk.schedules.cost.volume import even
+from hpctk.schedules.core.plan import Plan, Round, even_plan
 
 
 def allreduce(size: int) -> Plan:
     """Sum over all ranks, on all ranks: reduce-scatter by rotation, then all-gather round a ring."""
-    everyone = range(checked_size(size))
+    everyone = range(size)
 
     def steps(rank: int) -> Iterator[Round]:
         yield from rotation.reducing(everyone, rank)
         yield from ring.gathering(everyone, rank)
 
-    return Plan(
-        name="split",
-        kind="allreduce",
-        size=size,
-        blocks=size,
-        steps=steps,
-        owns=lambda rank: everyone,
-        volume=even(size, [*rotation.phases(size, combined=1), ring.gathering_phase(size)]),
-    )
+    moved = [*rotation.phases(size, combined=1), ring.gathering_phase(size)]
+    return even_plan("split", "allreduce", size, steps, moved)

@@ -1,9 +1,11 @@
 """Compressors as their users see them: settings, names, draws, state, residuals, devices."""
 
+import ast
 import json
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,12 @@ from compressor_cases import DTYPES, MAKERS, bits
 from fake_gpu import fake_cuda
 from jobs import clean_environment
 
+import hpctk
 from hpctk import compressors
+from hpctk.collectives.compressed_mean import EXCHANGES
 from hpctk.compressors import QSGD, Half, Identity, PowerSGD, RandomK, Residuals, Sign, TopK, by_name
 from hpctk.compressors.core import draws
+from hpctk.compressors.core.compressor import COMBINES
 from hpctk.errors import HpctkError, SettingError, TensorError
 
 KEYS = list(MAKERS)
@@ -136,9 +141,40 @@ def test_wrong_values_are_refused_with_what_is_allowed(text):
 def test_every_compressor_is_registered_and_says_how_it_combines():
     assert set(compressors.COMPRESSORS.values()) == {type(make()) for make in MAKERS.values()}
     assert {name: kind.combines for name, kind in compressors.COMPRESSORS.items()} == {
-        "identity": "summed", "half": "summed", "topk": "gathered", "randomk": "summed", "sign": "gathered",
+        "identity": "summed", "half": "summed", "topk": "pairs", "randomk": "summed", "sign": "signs",
         "qsgd": "gathered", "powersgd": "own",
     }  # fmt: skip
+
+
+def test_what_a_compressor_declares_has_a_way_to_be_exchanged():
+    assert set(EXCHANGES) == set(COMBINES)
+    with pytest.raises(TypeError, match="Odd.combines must be one of summed, gathered"):
+        type("Odd", (compressors.Compressor,), {"combines": "gatherd"})
+
+
+def test_nobody_asks_of_which_class_a_compressor_is():
+    """What a compressor is treated like is what it declares: a new one needs no change outside compressors/."""
+    root = Path(hpctk.__file__).parent
+    kinds = {kind.__name__ for kind in compressors.COMPRESSORS.values()} | {"SparseCompressor"}
+    asked = []
+    for path in root.rglob("*.py"):
+        if path.is_relative_to(root / "compressors"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+                looked_at = node.args[1:]
+            elif isinstance(node, ast.Compare):
+                # Of a class itself, or of its name.
+                looked_at = [node.left, *node.comparators]
+            elif isinstance(node, ast.MatchClass):
+                looked_at = [node.cls]
+            else:
+                continue
+            for part in (sub for item in looked_at for sub in ast.walk(item)):
+                name = getattr(part, "id", getattr(part, "attr", getattr(part, "value", None)))
+                if isinstance(name, str) and name in kinds:
+                    asked.append(f"{path.relative_to(root)}:{node.lineno} asks for {name}")
+    assert asked == []
 
 
 def test_importing_compressors_does_not_import_numba():

@@ -85,7 +85,7 @@ def test_no_kernel_touches_a_global_random_generator():
     merge.scatter_add(values, *merge.merge(chosen, taken, chosen[::2].copy(), taken[::2].copy()))
     indices.unpack_indices(indices.pack_indices(chosen, len(values)), len(chosen), len(values))
     bits.unpack_signs(bits.pack_signs(values), len(values), 1.0, np.float32)
-    bits.unpack(bits.pack(values > 0, 1), 1, len(values))
+    bits.unpack(bits.pack(values > 0, 1), 1, np.empty(len(values), np.uint8))
     device.feed_top_k(torch.from_numpy(values), torch.from_numpy(values.copy()), 4000)
     after = random.getstate(), np.random.get_state(), torch.get_rng_state()
     assert before[0] == after[0]

@@ -76,24 +76,22 @@ def test_what_cannot_be_fed():
 
 @few
 @given(st.dictionaries(st.integers(0, 40), values, max_size=30), st.sampled_from(["int32", "int64"]))
-def test_scatter(vector, index):
+def test_scatter_add(vector, index):
     indices = np.array(sorted(vector), index)
     numbers = np.array([vector[i] for i in sorted(vector)], np.float32)
-    for name in ("scatter", "scatter_add"):
-        here, there = np.full(41, -0.0, np.float32), torch.full((41,), -0.0)
-        getattr(merge, name)(here, indices, numbers)
-        getattr(device, name)(there, torch.from_numpy(indices), torch.from_numpy(numbers))
-        assert same(there, here)
+    here, there = np.full(41, -0.0, np.float32), torch.full((41,), -0.0)
+    merge.scatter_add(here, indices, numbers)
+    device.scatter_add(there, torch.from_numpy(indices), torch.from_numpy(numbers))
+    assert same(there, here)
 
 
-@pytest.mark.parametrize("name", ["scatter", "scatter_add"])
-def test_scatter_refuses_what_the_compiled_one_refuses(name):
+def test_scatter_refuses_what_the_compiled_one_refuses():
     dense = torch.zeros(4)
     for bad in (-1, 4):
         with pytest.raises(IndexError, match=f"index {bad} is outside an array of length 4"):
-            getattr(device, name)(dense, torch.tensor([0, bad]), torch.ones(2))
+            device.scatter_add(dense, torch.tensor([0, bad]), torch.ones(2))
     with pytest.raises(ValueError, match="2 indices, but 3 values"):
-        getattr(device, name)(dense, torch.tensor([0, 1]), torch.ones(3))
+        device.scatter_add(dense, torch.tensor([0, 1]), torch.ones(3))
     assert not dense.any()
 
 
@@ -122,26 +120,10 @@ def test_signs_of_halves(dtype):
     assert device.unpack_signs(packed, 9, 2.0, dtype).tolist() == [2, -2, 2, 2, 2, -2, -2, -2, -2]
 
 
-@few
-@given(st.integers(1, 16), st.data())
-def test_codes(width, data):
-    codes = np.array(data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40)), np.int32)
-    packed = device.pack(torch.from_numpy(codes), width)
-    assert same(packed, bits.pack(codes, width))
-    back = device.unpack(packed, width, len(codes))
-    assert back.dtype == (torch.uint8 if width <= 8 else torch.int32)
-    assert back.tolist() == codes.tolist()
-
-
-def test_codes_refused():
+def test_signs_refused():
     byte = torch.zeros(1, dtype=torch.uint8)
     for call, words in [
-        (lambda: device.pack(byte, 17), "1 to 16"),
-        (lambda: device.unpack(byte, 0, 1), "1 to 16"),
-        (lambda: device.pack(torch.tensor([8]), 3), "fit into 3 bits"),
-        (lambda: device.pack(torch.tensor([-1]), 3), "fit into 3 bits"),
-        (lambda: device.unpack(byte, 3, 3), "2 bytes, not 1"),
-        (lambda: device.unpack(byte + 64, 3, 2), "not zero"),
+        (lambda: device.unpack_signs(byte, 9, 1.0, torch.float32), "2 bytes, not 1"),
         (lambda: device.unpack_signs(byte + 128, 7, 1.0, torch.float32), "not zero"),
         (lambda: device.add_signs(byte, 8, 1.0, torch.zeros(7)), "8 signs cannot be added to 7"),
     ]:

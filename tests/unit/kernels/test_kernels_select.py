@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpctk.kernels import magnitude, select
 from hpctk.kernels import threads as kernel_threads
-from hpctk.kernels.select import INF_BITS, NotFinite, feed_top_k, first_not_finite, top_k
+from hpctk.kernels.select import NotFinite, feed_top_k, first_not_finite, top_k
 
 few = settings(deadline=None, max_examples=60)
 UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -138,20 +138,15 @@ def test_the_largest_finite_values_pass():
     assert values.tolist() == [np.finfo(np.float32).max] * 2
 
 
-@pytest.mark.parametrize("name", ["float16", "float32", "float64"])
-def test_inf_bits_of_numpy_types(name):
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_the_first_bad_element_is_the_first_inf_or_nan(name):
     for value in (np.inf, -np.inf, np.nan):
-        values = np.array([1, np.finfo(name).max, value, value], name)
-        assert first_not_finite(bits(values), INF_BITS[name]) == 2
-    assert int(bits(np.array([np.inf], name))[0]) == INF_BITS[name]
-    assert first_not_finite(bits(np.array([np.finfo(name).max, -0.0], name)), INF_BITS[name]) == -1
-    assert first_not_finite(bits(np.empty(0, name)), INF_BITS[name]) == -1
-
-
-def test_inf_bits_of_bfloat16():
-    torch = pytest.importorskip("torch")
-    pattern = torch.tensor([1.0, 3e38, torch.inf, torch.nan], dtype=torch.bfloat16).view(torch.int16)
-    assert first_not_finite(pattern.numpy().view(np.uint16), INF_BITS["bfloat16"]) == 2
+        assert first_not_finite(np.array([1, np.finfo(name).max, value, value], name), None) == 2
+    assert first_not_finite(np.array([np.finfo(name).max, -0.0], name), None) == -1
+    assert (
+        first_not_finite(np.full(2, np.finfo(name).max, name), np.array([0, np.finfo(name).max], name)) == 1
+    )
+    assert first_not_finite(np.empty(0, name), None) == -1
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -159,7 +154,7 @@ def test_the_first_bad_element_is_found_in_any_thread(threads):
     values = np.ones(5000, np.float32)
     for index in (4999, 2500, 1700, 0):
         values[index] = np.nan
-        assert first_not_finite(bits(values), INF_BITS["float32"], threads=threads) == index
+        assert first_not_finite(values, None, threads=threads) == index
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 300])

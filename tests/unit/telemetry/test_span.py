@@ -109,7 +109,7 @@ def test_a_failure_inside_does_not_lose_calls(engine, noted):
 
 
 def test_agreements_are_told_to_those_who_want_to_know(engine, noted):
-    engine.heard("flags", "opening a step", 40, 0.0)
+    engine.record_control("flags", "opening a step", 40, 0.0)
     assert engine.counter.calls == 0
     assert engine.exposed_s > 0
     told = noted.calls[0]
@@ -121,7 +121,7 @@ def test_agreements_are_told_to_those_who_want_to_know(engine, noted):
     )
     assert told.sent_bytes is None
     noted.flags = False
-    engine.heard("flags", "opening a step", 40, 0.0)
+    engine.record_control("flags", "opening a step", 40, 0.0)
     assert len(noted.calls) == 1
 
 
@@ -142,7 +142,7 @@ def test_a_call_that_outlives_its_span_belongs_to_the_outer_one(engine, noted):
         with engine.span("inner"):
             call = engine.opened("allreduce", "ring", 1)
             inner = engine._span
-        engine_module._tell(call, [noted], inner)
+        engine_module._emit(call, [noted], inner)
         assert noted.calls == []
         outer.spent("decompressing_s", 2.0)
     assert [(one.tensor, one.decompressing_s) for one in noted.calls] == [("inner", 2.0)]
