@@ -1,4 +1,4 @@
-"""The environment variables hpctk reads, each checked; no other module reads HPCTK_* itself."""
+"""The environment variables hpctk reads, each checked; besides HPCTK_LOG (hpctk/log.py) no other module reads one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctk.errors import SettingError
+from hpctk.log import level as log_level
 
 #: Every variable with what it means, for `hpctk doctor` and the documentation.
 VARIABLES = {
@@ -19,6 +20,7 @@ VARIABLES = {
     "HPCTK_STATS_EVENTS": "the most rows of calls, and of steps, in a rank's statistics; 0: sums alone [200000]",
     "HPCTK_STATS_FLUSH_S": "seconds after which statistics files are brought up to date [5]",
     "HPCTK_PROGRESS": "bar: one line rewritten, lines: a line every 10 s, none [bar on a terminal, else lines]",
+    "HPCTK_LOG": "debug, info, warning, error or critical: the level of the logger `hpctk` [warning]",
     "HPCTK_VENV": "the virtual environment of the scripts in launch/ [.venv]",
     "HPCTK_CLUSTER_NAME": "set by launch/cluster: the name of the emulated cluster",
     "HPCTK_BENCH_MPI_RING": "set by launch/bench: the bytes beyond which Open MPI takes its segmented ring",
@@ -95,7 +97,7 @@ def stats_settings(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
 def complaints(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return what is wrong with the values of HPCTK_* variables, a sentence each."""
     found = []
-    for read in (timeout_s, gpu_aware, progress, stats_settings):
+    for read in (timeout_s, gpu_aware, progress, stats_settings, log_level):
         try:
             read(environ)
         except SettingError as error:
