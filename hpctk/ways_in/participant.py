@@ -23,7 +23,7 @@ def note_one_rank(world: World) -> None:
 @cache
 def _say_alone() -> None:
     log.warning(
-        "one rank, so there is nothing to exchange. Start more with `mpirun -n 4 python -m mpi4py train.py`, "
+        "one rank, so there is nothing to exchange. Start more with `hpctk mpirun -n 4 python train.py`, "
         "under torch.distributed with `torchrun --nproc-per-node 4 train.py`."
     )
 
