@@ -15,7 +15,6 @@ about every MEETING_S seconds: how many steps that is, rank 0 says each time.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from hpctk.checkpoint.load import load_checkpoint
 from hpctk.checkpoint.save import save_checkpoint
 from hpctk.checkpoint.stop_signals import StopSignals
 from hpctk.checkpoint.training import Trainer
+from hpctk.log import log
 from hpctk.settings import Setting
 
 #: Seconds between two meetings, about; and the most steps.
@@ -172,7 +172,7 @@ class Checkpoints:
     def _leave(self, number: int, place: Path) -> None:
         text = f"stopped by {stop_signals.name(number)} and saved in {place}; run again with the same folder to go on"
         if self._opt.world.rank == 0:
-            print(f"hpctk: {text}", file=sys.stderr, flush=True)
+            log.warning("%s", text)
         # Now, not at exit: a launcher may end this process as soon as another has left.
         self._opt.close_stats()
         # Nobody leaves before all have: who ends first may take the others along.

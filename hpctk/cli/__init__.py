@@ -1,6 +1,7 @@
 """The `hpctk` command. A subcommand is a module here with `add_arguments(parser)` and `run(options)`.
 
-Modules are imported only when their command is used: `hpctk --help` starts nothing.
+Modules are imported only when their command is used: `hpctk --help` starts nothing. What is typed after mpirun and
+horovodrun is for them, so launch.py gets it as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ GIVE_WAY_S = 10.0
 #: Name of the command: (module here, what it does in one line).
 COMMANDS = {
     "doctor": ("doctor", "say what this installation has, what it lacks and how to get it"),
+    "mpirun": ("launch", "start ranks with mpirun, and with what the installed MPI needs"),
+    "horovodrun": ("launch", "the same for a job that uses Horovod"),
     "run": ("run", "run a script as a rank, like python -m mpi4py, and say where a rank left"),
     "calibrate": ("calibrate", "measure these ranks, so that schedule='auto' knows what is best here"),
     "schedule": ("schedule", "list, draw and price the collective schedules"),
@@ -37,8 +40,8 @@ COMMANDS = {
 
 EXAMPLES = """examples:
   hpctk doctor
-  mpirun -n 4 hpctk run train.py --epochs 3
-  mpirun -n 4 python -m mpi4py -m hpctk train digits
+  hpctk mpirun -n 4 python train.py --epochs 3
+  hpctk mpirun -n 4 hpctk train digits
 """
 
 
@@ -95,10 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = next((word for word in words if word in COMMANDS), None)
-    options = build_parser(command).parse_args(words)
     status = 0
     try:
-        status = options.run(options)
+        if words[:1] in (["mpirun"], ["horovodrun"]):
+            status = importlib.import_module("hpctk.cli.launch").main(words[0], words[1:])
+        else:
+            options = build_parser(command).parse_args(words)
+            status = options.run(options)
         # Here, not at the interpreter's exit, where a closed pipe would be an error message.
         sys.stdout.flush()
     except HpctkError as error:

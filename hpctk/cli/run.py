@@ -4,16 +4,15 @@ Like `python -m mpi4py SCRIPT`, and a rank that calls sys.exit with an error als
 shows where it left.
 
 Examples:
-  mpirun -n 4 python -m hpctk run train.py --epochs 3
+  hpctk mpirun -n 4 hpctk run train.py --epochs 3
   mpirun -n 4 python -m hpctk run -m mypackage.train
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from hpctk.comm import postmortem
+from hpctk.errors import SettingError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,23 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the script; abort the MPI job if it fails here."""
-    from mpi4py import run as mpi4py_run
+    from hpctk.comm.mpi.library import run_script
 
     words = list(options.script)
     for flag, given in (("-m", options.module), ("-c", options.code)):
         words = [flag, *given, *words] if given else words
     if not words:
-        print("hpctk run: which script? (hpctk run --help)", file=sys.stderr)
-        return 2
-    try:
-        mpi4py_run.run_command_line(words)
-    except SystemExit as leaving:
-        if leaving.code not in (None, 0):
-            postmortem.report_exit(leaving)
-        mpi4py_run.set_abort_status(leaving)
-        raise
-    except BaseException as error:
-        mpi4py_run.set_abort_status(error)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
-    return 0
+        raise SettingError("which script? (hpctk run --help)")
+    return run_script(words)

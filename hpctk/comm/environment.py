@@ -1,4 +1,4 @@
-"""The environment variables hpctk reads, each declared as a setting; no other module reads HPCTK_* itself."""
+"""The environment variables hpctk reads, each declared as a setting; no other module but hpctk/log.py reads HPCTK_*."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctk.errors import SettingError
+from hpctk.log import LEVELS
 from hpctk.settings import Setting
 
 _ROWS = "the most rows of calls, and of steps, in a rank's statistics; 0: sums alone"
@@ -36,6 +37,7 @@ VARIABLES = {
         "bar: one line rewritten, lines: a line every 10 s",
         default=None, choices=("bar", "lines", "none"), shown="bar on a terminal, else lines",
     ),
+    "HPCTK_LOG": Setting("the level of the logger `hpctk`", default=None, choices=LEVELS, shown="warning"),
     "HPCTK_VENV": Setting("the virtual environment of the scripts in launch/", default=None, shown=".venv"),
     "HPCTK_SLURM_SITE": Setting(
         "defaults of `hpctk slurm`, a TOML file", Path, None, shown="~/.config/hpctk/slurm.toml"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from mpi4py import MPI
-
+from hpctk.comm.mpi.library import thread_level
 from hpctk.errors import HpctkError
 
 
@@ -28,15 +27,10 @@ def horovod() -> Any:
 
 def check_threads() -> None:
     """Raise HpctkError unless several threads may call MPI at once."""
-    names = {
-        MPI.THREAD_SINGLE: "SINGLE",
-        MPI.THREAD_FUNNELED: "FUNNELED",
-        MPI.THREAD_SERIALIZED: "SERIALIZED",
-    }
-    level = MPI.Query_thread()
-    if level != MPI.THREAD_MULTIPLE:
+    level = thread_level()
+    if level != "MULTIPLE":
         raise HpctkError(
-            f"MPI was started with THREAD_{names[level]}, but Horovod's thread and hpctk call it at the same time and "
+            f"MPI was started with THREAD_{level}, but Horovod's thread and hpctk call it at the same time and "
             "need THREAD_MULTIPLE. Leave mpi4py.rc.thread_level alone (its default is 'multiple'), import mpi4py "
             "before anything that starts MPI by itself, and use an MPI that was built with threads."
         )

@@ -1,5 +1,4 @@
-"""The command lines that start ranks: pure functions from what was typed and what is here to words.
+"""How mpirun and horovodrun are started here: pure functions from what was typed to variables and words.
 
-`launch/mpirun` and `launch/horovodrun` run `start.py` with whichever Python there is, so nothing here
-imports more than the standard library.
+Nothing here imports more than the standard library, so that `hpctk mpirun` starts at once.
 """

@@ -1,69 +1,108 @@
-"""The command line of horovodrun: it writes one for mpirun itself, with flags of Open MPI 4."""
+"""What a job of horovodrun needs: it writes a line for mpirun itself, with flags of Open MPI 4."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hpctk.errors import SettingError
-from hpctk.launch import typed
-from hpctk.launch.facts import Facts
-from hpctk.launch.kinds import Arity, option_names
+from hpctk.launch.command_line import HOROVODRUN, option_names, options, rank_count, read_sections
+from hpctk.launch.mpirun import ALLOCATIONS, intel_variables
 from hpctk.launch.python_program import through_mpi4py
+from hpctk.log import log
 
-#: Options of Horovod 0.28.1 that take a value; tests compare them with its own parser.
-VALUES = option_names(
-    """
-    np num-proc start-timeout network-interfaces network-interface output-filename config-file p ssh-port i
-    ssh-identity-file fusion-threshold-mb cycle-time-ms cache-capacity autotune-log-file autotune-warmup-samples
-    autotune-steps-per-sample autotune-bayes-opt-max-samples autotune-gaussian-process-noise min-np min-num-proc
-    max-np max-num-proc slots-per-host elastic-timeout reset-limit timeline-filename
-    stall-check-warning-time-seconds stall-check-shutdown-time-seconds mpi-args binding-args num-nccl-streams
-    thread-affinity gloo-timeout-seconds log-level H hosts hostfile host-discovery-script
-    """
-)
-PAIRS = option_names("blacklist-cooldown-range")
+KINDS = ("openmpi5", "openmpi4", "mpich", "intel")
 #: Options that make horovodrun start gloo, whatever it was built with.
-GLOO = option_names("gloo host-discovery-script min-np min-num-proc")
+GLOO_OPTIONS = options("gloo host-discovery-script min-np min-num-proc")
+#: Seconds for `mpirun --version`; it takes a tenth of one, except on a cold network file system.
+VERSION_S = 30
+#: Files that launch/setup leaves in an environment: what it was made from and for which MPI, and what about Horovod.
+STAMP, STATE = "hpctk-setup", "hpctk-horovod"
+LEFT_OUT = "left out"
 
-ARITY = Arity(VALUES, PAIRS)
 
-
-def horovodrun_line(kind: str, words: Sequence[str], facts: Facts, plain: bool = False) -> list[str]:
-    """Return the command line, program first; without a program to start, nothing is added.
+def horovodrun_job(
+    kind: str, words: Sequence[str], environ: Mapping[str, str], *, cores: int, plain: bool = False
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that a job needs, and the words after horovodrun; without a program nothing is added.
 
     horovodrun itself allows root, forwards the environment and gives this machine as many slots as there
     are ranks. What it says about binding is what Open MPI 5 does not understand: `-bind-to none` is an
     option with one dash, and `none` passes for the program.
     """
-    (section,) = typed.read_sections(words, ARITY, colons=False)
-    given = typed.names([section])
-    if given & GLOO:
+    sections = read_sections(words, HOROVODRUN, colons=False)
+    given, (section,) = option_names(sections), sections
+    if given & GLOO_OPTIONS:
         raise SettingError(
-            f"--{min(given & GLOO)}: that is gloo, and hpctk's collectives run over MPI "
+            f"--{min(given & GLOO_OPTIONS)}: that is gloo, and hpctk's collectives run over MPI "
             "(launch/setup builds Horovod without gloo): leave it out"
         )
     if not section.program:
-        return [facts.launcher, *words]
-    # First, so that a --config-file still decides.
-    added = ["--binding-args=--bind-to none --map-by slot"]
-    needed = kind == "openmpi5" and "binding-args" not in given
-    program = section.program if plain else through_mpi4py(section.program)
-    return [facts.launcher, *(added if needed else []), *section.options, *program]
+        return {}, list(words)
+    away = given & {"H", "hosts", "hostfile"} or any(name in environ for name in ALLOCATIONS)
+    added = {}
+    if kind == "intel" and not away:
+        added = intel_variables(rank_count(sections), cores, list(environ))
+    line = list(section.options)
+    if kind == "openmpi5" and "binding-args" not in given:
+        # First, so that a --config-file still decides.
+        line.insert(0, "--binding-args=--bind-to none --map-by slot")
+    return added, line + (section.program if plain else through_mpi4py(section.program))
 
 
-def horovodrun_environment(kind: str, words: Sequence[str], facts: Facts) -> dict[str, str]:
-    """Return the variables this MPI needs: horovodrun has no option for Intel's pinning."""
-    sections = typed.read_sections(words, ARITY, colons=False)
-    crowded = typed.ranks(sections, ("np", "num-proc")) > facts.cores
-    away = facts.allocated or typed.names(sections) & {"H", "hosts", "hostfile"}
-    pinned = any(name.startswith("I_MPI_PIN") for name in facts.environ)
-    return {"I_MPI_PIN": "0"} if kind == "intel" and crowded and not away and not pinned else {}
-
-
-def check_mpi(kind: str, mpirun: str) -> None:
-    """Refuse an MPI that the Horovod of launch/setup cannot run on."""
-    if kind == "mpich":
-        raise SettingError(
-            f"{mpirun} is MPICH, and Horovod is built for Open MPI by launch/setup. Put Open MPI's mpirun first "
-            "in PATH, or say --mpi mpich if your Horovod was built with MPICH"
+def mpi_kind(mpirun: str) -> str:
+    """Return which MPI an mpirun belongs to: one of KINDS. Raise SettingError if that cannot be told."""
+    try:
+        done = subprocess.run(
+            [mpirun, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=VERSION_S,
+            check=False,
         )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SettingError(f"{mpirun} --version: {error}; --mpi KIND does without it") from None
+    return kind_of(done.stdout + done.stderr)
+
+
+def kind_of(version: str) -> str:
+    """Return the kind of the MPI whose `mpirun --version` printed this."""
+    found = re.search(r"\(Open ?MPI\)\s+v?(\d+)", version)
+    if found:
+        # Before 5.0 mpirun was Open MPI's own; since then it is PRRTE's, which reads options differently.
+        return "openmpi5" if int(found[1]) >= 5 else "openmpi4"
+    for words, kind in (("PRRTE", "openmpi5"), ("Intel(R) MPI Library", "intel"), ("HYDRA", "mpich")):
+        if words in version:
+            return kind
+    first = (version.strip().splitlines() or ["nothing"])[0]
+    raise SettingError(
+        f"no MPI that is known here: `mpirun --version` says '{first}'. Say which one it is like: "
+        f"--mpi {', '.join(KINDS)}"
+    )
+
+
+def build_horovod(project: Path, venv: Path, environ: Mapping[str, str]) -> None:
+    """Build Horovod if launch/setup made this environment and was not told to do without. What it says is on stderr."""
+    made_for = _lines(venv / STAMP)[1:2]
+    if made_for not in (["openmpi"], ["openmpi4"]) or _lines(venv / STATE) == [LEFT_OUT]:
+        return
+    words, first_venv = ["--with-horovod"], str(venv)
+    if made_for == ["openmpi4"]:
+        words, first_venv = ["--openmpi4", *words], first_venv.removesuffix("-openmpi4")
+    log.warning("no Horovod here yet")
+    subprocess.run(
+        [project / "launch" / "setup", *words],
+        env={**environ, "HPCTK_VENV": os.path.abspath(first_venv)},
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        check=False,
+    )
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.is_file() else []

@@ -1,101 +1,156 @@
-"""The command line of mpirun: what the installed MPI needs, in front of what was typed."""
+"""What a job of mpirun needs on this machine, whichever MPI it is.
+
+All that Open MPI, MPICH and Intel MPI can be told by variables is told so: each reads its own and ignores those of the
+others, and what stands on the command line wins.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
-from hpctk.launch import kinds, typed
-from hpctk.launch.facts import Facts
+from hpctk.launch.command_line import (
+    MPIRUN,
+    Section,
+    first_values,
+    option_names,
+    options,
+    rank_count,
+    read_sections,
+)
 from hpctk.launch.python_program import through_mpi4py
 
+#: Set by a batch system inside an allocation: mpirun takes hosts and slots from it.
+ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_NODEFILE", "PE_HOSTFILE", "LSB_JOBID", "COBALT_JOBID")
+
+#: Open MPI refuses root.
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+#: Open MPI binds up to two ranks to a core each: their threads (Horovod's, numba's, data loaders') would share it, and
+#: a second job on the machine would be bound to the same cores.
+UNBOUND = {"PRTE_MCA_hwloc_default_binding_policy": "none", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+#: Open MPI refuses more ranks than cores. PRTE is the mpirun of 5, OMPI of 4.1.
+OVERSUBSCRIBED = {
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+#: The variables of a rank that Open MPI is to forward to other hosts. Hydra forwards all.
+FORWARDING = "OMPI_MCA_mca_base_env_list"
 #: Variables a rank on another host needs besides HPCTK_*, in the order they are forwarded.
 FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "COLUMNS")
 
-_RANKS = ("n", "np", "c")
-_PARAMETERS = ("mca", "gmca", "omca", "gomca", "prtemca", "gprtemca")
-_PARAMETER_VARIABLES = ("OMPI_MCA_", "PRTE_MCA_")
+#: Where the ranks go. With one of these the job may leave this machine, and the user knows how many fit.
+HOST_OPTIONS = options(
+    "H host hosts hostfile default-hostfile machinefile machine f file add-host add-hostfile rankfile rf "
+    "rankmap configfile app hosts-group dvm-uri"
+)
+#: How many ranks share a core or a node, said by the user.
+MAPPING_OPTIONS = options(
+    "map-by ppr N npernode npersocket pernode bynode byslot bycore oversubscribe nooversubscribe "
+    "rankfile rf cpus-per-proc cpus-per-rank use-hwthread-cpus"
+)
+#: Which cores a rank may use, said by the user; a mapping with PE=n says it too.
+BINDING_OPTIONS = options(
+    "bind-to bind-to-core bind-to-socket map-by cpu-list cpu-set cpus-per-proc cpus-per-rank rankfile rf"
+)
+#: Each line of output gets a prefix, which a progress bar does not survive.
+TAGGING_OPTIONS = options("tag-output timestamp-output output l prepend-rank prepend-pattern xml")
 
 
-def mpirun_line(kind: str, words: Sequence[str], facts: Facts, plain: bool = False) -> list[str]:
-    """Return the command line, program first; without a program to start, nothing is added.
+def mpirun_job(
+    words: Sequence[str], environ: Mapping[str, str], *, root: bool, cores: int, plain: bool = False
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables that a job needs, and the words after mpirun; nothing is added where no program starts.
 
     Parameters
     ----------
-    kind
-        One of `kinds.KINDS`.
     words
         What was typed after mpirun. All of it stays, in order.
+    environ
+        The environment that the job starts in.
     plain
         Leave Python programs as they are, without `-m mpi4py`.
     """
-    sections = typed.read_sections(words, kinds.arity(kind))
+    sections = read_sections(words, MPIRUN)
     if not any(section.program for section in sections):
-        return [facts.launcher, *words]
-    line = [facts.launcher, *flags(kind, sections, facts)]
+        return {}, list(words)
+    given = option_names(sections)
+    parameters = _parameters(sections, environ)
+    away = bool(given & HOST_OPTIONS) or any(name in environ for name in ALLOCATIONS)
+    bound = bool(given & BINDING_OPTIONS)
+    added = dict(ROOT) if root else {}
+    if not bound and not any("binding_policy" in name for name in parameters):
+        added |= UNBOUND
+    if not away and not given & MAPPING_OPTIONS and not any(name.startswith("rmaps_") for name in parameters):
+        added |= OVERSUBSCRIBED
+    pins = [name.partition("=")[0] for name in first_values(sections, ("genv", "env"))]
+    if not bound and not away:
+        added |= intel_variables(rank_count(sections), cores, (*pins, *environ))
+    line = []
+    if away and "mca_base_env_list" not in parameters:
+        names = forwarded(sections, environ)
+        if "x" in given:
+            # Open MPI 4.1 refuses to be told in two ways.
+            line = [word for name in names for word in ("-x", name)]
+        elif names:
+            added[FORWARDING] = ";".join(names)
     for i, section in enumerate(sections):
         line += [":"] if i else []
         line += section.options
         line += section.program if plain else through_mpi4py(section.program)
-    return line
+    return added, line
 
 
-def flags(kind: str, sections: Sequence[typed.Section], facts: Facts) -> list[str]:
-    """Return what this MPI needs to be told."""
-    away = facts.allocated or bool(typed.names(sections) & kinds.HOST_OPTIONS)
-    crowded = not away and typed.ranks(sections, _RANKS) > facts.cores
-    if kind in kinds.OPEN_MPI:
-        return open_mpi_flags(sections, facts, away, crowded)
-    if kind == "intel":
-        return intel_flags(sections, facts, crowded)
-    # MPICH binds nothing, counts no slots and minds no root; its Hydra hands on the whole environment, of
-    # which -genvlist would leave the rest behind.
-    return []
+def intel_variables(ranks: int, cores: int, names: Sequence[str]) -> dict[str, str]:
+    """Return Intel's: it divides the cores among the ranks, which hurts only when there are too few."""
+    pinned = any(name.startswith("I_MPI_PIN") for name in names)
+    return {"I_MPI_PIN": "0"} if ranks > cores and not pinned else {}
 
 
-def open_mpi_flags(sections: Sequence[typed.Section], facts: Facts, away: bool, crowded: bool) -> list[str]:
-    """Return Open MPI's: it refuses root and more ranks than cores, binds to cores, forwards nothing."""
-    given, parameters = typed.names(sections), set(_parameters(sections, facts))
-    added = []
-    if facts.root and "allow-run-as-root" not in given:
-        added.append("--allow-run-as-root")
-    # Up to two ranks are bound to a core each: their threads (Horovod's, numba's, data loaders') would share
-    # it, and a second job on the machine would be bound to the same cores.
-    if not given & kinds.BINDING_OPTIONS and not any("binding_policy" in name for name in parameters):
-        added += ["--bind-to", "none"]
-    mapped = given & kinds.MAPPING_OPTIONS or any(name.startswith("rmaps_") for name in parameters)
-    if crowded and not mapped:
-        added += ["--map-by", ":OVERSUBSCRIBE"]
-    # Ranks on this machine inherit the environment; daemons on others start with none of it. Open MPI
-    # refuses -x beside its own parameter for the same purpose.
-    if away and "mca_base_env_list" not in parameters:
-        for name in forwarded(sections, facts):
-            added += ["-x", name]
-    return added
+def is_tagged(words: Sequence[str]) -> bool:
+    """Return whether mpirun is asked to put a prefix before each line of output."""
+    return bool(option_names(read_sections(words, MPIRUN)) & TAGGING_OPTIONS)
 
 
-def intel_flags(sections: Sequence[typed.Section], facts: Facts, crowded: bool) -> list[str]:
-    """Return Intel's: it divides the cores among the ranks, which only hurts when there are too few.
-
-    Root and the environment need nothing: it is Hydra, as MPICH's.
-    """
-    typed_pins = [value[0] for value in typed.values(sections, ("genv", "env")) if value]
-    pinned = any(name.startswith("I_MPI_PIN") for name in (*typed_pins, *facts.environ))
-    if not crowded or pinned or typed.names(sections) & kinds.BINDING_OPTIONS:
-        return []
-    return ["-genv", "I_MPI_PIN", "0"]
-
-
-def forwarded(sections: Sequence[typed.Section], facts: Facts) -> list[str]:
+def forwarded(sections: Sequence[Section], environ: Mapping[str, str]) -> list[str]:
     """Return the variables to forward: those that are set and that the user does not forward already."""
-    by_user = {value[0].partition("=")[0] for value in typed.values(sections, ("x",)) if value}
-    own = sorted(name for name in facts.environ if name.startswith("HPCTK_"))
-    return [name for name in (*FORWARDED, *own) if name in facts.environ and name not in by_user]
+    by_user = {value.partition("=")[0] for value in first_values(sections, ("x",))}
+    own = sorted(name for name in environ if name.startswith("HPCTK_"))
+    return [name for name in (*FORWARDED, *own) if name in environ and name not in by_user]
 
 
-def _parameters(sections: Sequence[typed.Section], facts: Facts) -> Iterator[str]:
-    """Yield the names of Open MPI's parameters that were set, on the command line or by the environment."""
-    for value in typed.values(sections, _PARAMETERS):
-        yield value[0] if value else ""
-    for name in facts.environ:
-        if name.startswith(_PARAMETER_VARIABLES):
-            yield name.split("_MCA_", 1)[1]
+def _parameters(sections: Sequence[Section], environ: Mapping[str, str]) -> set[str]:
+    """Return the names of Open MPI's parameters that were set, on the command line or by the environment."""
+    typed = first_values(sections, ("mca", "gmca", "omca", "gomca", "prtemca", "gprtemca"))
+    inherited = [name for name in environ if name.startswith(("OMPI_MCA_", "PRTE_MCA_"))]
+    return {*typed, *(name.split("_MCA_", 1)[1] for name in inherited)}
+
+
+def job_environment(
+    environ: Mapping[str, str], venv: str | None, columns: int | None, tagged: bool
+) -> dict[str, str]:
+    """Return the variables that any job gets in addition, or with another value.
+
+    Parameters
+    ----------
+    venv
+        The virtual environment whose programs come first; None leaves PATH as it is.
+    columns
+        The width of the terminal that standard error is; None where it is none.
+    tagged
+        Each line of output gets a prefix.
+    """
+    added = {}
+    if venv is not None:
+        path = environ.get("PATH", "")
+        if path.split(":")[0] != f"{venv}/bin":
+            added["PATH"] = f"{venv}/bin:{path}"
+        if environ.get("VIRTUAL_ENV") != venv:
+            added["VIRTUAL_ENV"] = venv
+    # Ranks share the cores: a rank that starts a thread for each of them only fights the others.
+    if not environ.get("OMP_NUM_THREADS"):
+        added["OMP_NUM_THREADS"] = "1"
+    # mpirun stands between the ranks and the terminal: tell them what there is.
+    if columns is not None and not tagged and not environ.get("HPCTK_PROGRESS"):
+        added["HPCTK_PROGRESS"] = "bar"
+        if not environ.get("COLUMNS"):
+            added["COLUMNS"] = str(columns)
+    return added

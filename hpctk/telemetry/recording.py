@@ -12,13 +12,13 @@ import os
 import struct
 import threading
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpctk.log import log
 from hpctk.telemetry import schema
 from hpctk.telemetry.rank_file import Attributes, RankFile
 from hpctk.telemetry.recorder import Call
@@ -318,10 +318,10 @@ class Recording:
         except Exception as error:
             self._file = None
             file.abandon()
-            warnings.warn(
-                f"hpctk: no more statistics on this rank, {file.path} cannot be written: {error}. Training goes on.",
-                RuntimeWarning,
-                stacklevel=2,
+            log.warning(
+                "no more statistics on this rank, %s cannot be written: %s. Training goes on.",
+                file.path,
+                error,
             )
 
 

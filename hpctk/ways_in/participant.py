@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from functools import cache
 from typing import Any
 
 from hpctk.comm.world import World
+from hpctk.log import log
 from hpctk.methods.core.method import Run
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.ways_in.tally import Stats, Tally
-
-log = logging.getLogger("hpctk")
 
 
 def note_one_rank(world: World) -> None:
@@ -25,7 +23,7 @@ def note_one_rank(world: World) -> None:
 @cache
 def _say_alone() -> None:
     log.warning(
-        "hpctk: one rank, so there is nothing to exchange. Start more with `mpirun -n 4 python -m mpi4py train.py`, "
+        "one rank, so there is nothing to exchange. Start more with `hpctk mpirun -n 4 python train.py`, "
         "under torch.distributed with `torchrun --nproc-per-node 4 train.py`."
     )
 

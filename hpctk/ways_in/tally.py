@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-import warnings
 import weakref
 from collections import Counter as Counts
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from hpctk.collectives.engine.engine import counted, engine_of
 from hpctk.collectives.tuning.clocks import clock_offset
 from hpctk.comm import environment
 from hpctk.errors import SettingError
+from hpctk.log import log
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica
 from hpctk.telemetry.names import FOLDER, file_name, run_id
@@ -174,10 +174,11 @@ def opened(replica: Replica, method: Method, settings: StatsSettings) -> Recordi
     # Of several that fail the first one says so.
     first = here.minimum([here.rank if why else here.size], "opening the statistics")[0]
     if why and first == here.rank:
-        warnings.warn(
-            f"hpctk: no statistics, {settings.folder} cannot be written (rank {here.rank}): {why}. Training goes on.",
-            RuntimeWarning,
-            stacklevel=2,
+        log.warning(
+            "no statistics, %s cannot be written (rank %d): %s. Training goes on.",
+            settings.folder,
+            here.rank,
+            why,
         )
     return recording
 

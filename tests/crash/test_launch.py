@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import ROOT, clean_environment, mpi_kind, run
+from jobs import ROOT, clean_environment, run
+
+from hpctk.launch.horovodrun import mpi_kind
 
 BIN = Path(sys.executable).parent
 KIND = mpi_kind(str(BIN / "mpirun"))
@@ -135,7 +137,7 @@ def alive(pid):
 def test_help_and_misuse(name):
     helped = wrapper(name, "--help")
     assert helped.code == 0
-    for words in (f"usage: launch/{name}", "--print", "--plain", "openmpi5", "examples:"):
+    for words in (f"usage: hpctk {name}", "--print", "--plain", "openmpi5", "examples:"):
         assert words in helped.output
     assert wrapper(name).code == 2
     wrong = wrapper(name, "--mpi=lam", "-n", "2", "true")
@@ -177,15 +179,58 @@ def test_horovodrun_refuses_gloo():
     assert "--gloo" in ended.output
 
 
-def test_horovodrun_says_what_is_missing(tmp_path):
-    """In an environment that launch/setup did not make: there it would build what is missing."""
-    (tmp_path / "bin").mkdir()
-    for name in ("python", "mpirun"):
-        (tmp_path / "bin" / name).symlink_to(BIN / name)
+@pytest.mark.parametrize("name", ["mpirun", "horovodrun"])
+def test_an_environment_without_hpctk_is_said(tmp_path, name):
     ended = run(
-        [str(ROOT / "launch" / "horovodrun"), "-np", "2", "true"],
+        [str(ROOT / "launch" / name), "-np", "2", "true"],
         HPCTK_VENV=str(tmp_path), PATH="/usr/bin:/bin", VIRTUAL_ENV="",
     )  # fmt: skip
-    assert ended.code == 2
+    assert ended.code != 0
+    assert "HPCTK_VENV" in ended.output
     assert "launch/setup" in ended.output
-    assert ("is MPICH" in ended.output) == (KIND == "mpich")
+
+
+@pytest.mark.skipif(KIND != "mpich", reason="about MPICH")
+def test_horovodrun_refuses_mpich():
+    ended = wrapper("horovodrun", "-np", "2", "true")
+    assert ended.code == 2
+    assert "mpirun is MPICH" in ended.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [ROOT / "launch" / "mpirun"],
+        [BIN / "hpctk", "mpirun"],
+        [sys.executable, "-m", "hpctk", "mpirun"],
+    ],
+    ids=["launch/mpirun", "hpctk mpirun", "python -m hpctk mpirun"],
+)
+def test_ranks_may_use_all_cores_unless_bound(script, command):
+    program = script("import os; print(len(os.sched_getaffinity(0)), flush=True)")
+    for options, cores in (([], len(os.sched_getaffinity(0))), (["--bind-to", "core"], 1)):
+        words = [*map(str, command), *options, "-n", "1", program]
+        ended = run(words, HPCTK_VENV=sys.prefix)
+        assert ended.output == f"{cores}\n"
+
+
+#: Passes for ssh: the other host is this one, and has nothing of the environment.
+AGENT = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+shift
+exec env -i HOME="$HOME" PATH=/usr/bin:/bin sh -c "$*"
+"""
+
+
+@pytest.mark.skipif(KIND not in ("openmpi5", "openmpi4"), reason="only Open MPI has to be told")
+@pytest.mark.parametrize("typed", [[], ["-x", "OTHER=3"]], ids=["", "-x"])
+def test_variables_arrive_on_another_host(script, tmp_path, typed):
+    program = script("import os; print(os.environ['HPCTK_PROGRESS'], os.environ.get('OTHER'), flush=True)")
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    name = ["--prtemca", "plm_ssh_agent"] if KIND == "openmpi5" else ["--mca", "plm_rsh_agent"]
+    words = [*name, str(agent), *typed, "-n", "1", "-H", "127.0.0.2:1", program]
+    ended = wrapper("mpirun", *words, HPCTK_PROGRESS="lines")
+    assert ended.code == 0, ended.output
+    assert ended.output == f"lines {'3' if typed else None}\n"

@@ -231,10 +231,11 @@ def test_weights_that_are_no_numbers_are_an_error_everywhere(world):
         hpctk.weighted_mean([torch.ones(3)], "x" if world.rank == world.size - 1 else 1.0)
 
 
-def test_a_state_of_another_number_of_ranks_is_dropped(world):
+def test_a_state_of_another_number_of_ranks_is_dropped(world, caplog):
     if world.size < 2:
         pytest.skip("one rank has no momentum")
-    state = hpctk.ConsensusState({0: np.ones(world.size + 1)})
-    with pytest.warns(UserWarning, match="dropped"):
-        hpctk.consensus([torch.ones(8)], state)
+    state = hpctk.ConsensusState({group: np.ones(world.size + 1) for group in range(2)})
+    hpctk.consensus([torch.ones(8), torch.ones(8)], state, layerwise=True)
+    (said,) = caplog.messages
+    assert "dropped" in said
     assert len(state.sorted_momentum[0]) == world.size

@@ -12,7 +12,6 @@ from golden.ways import train
 OVER_MPI, OVER_TORCH = pairs("mpi"), pairs("torch", "ddp")
 
 
-@pytest.mark.filterwarnings("ignore:AdaCons's momentum was of")
 @pytest.mark.parametrize("name", OVER_MPI)
 def test_over_mpi(comm, shared_folder, name):
     way, case = OVER_MPI[name]

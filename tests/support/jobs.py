@@ -10,13 +10,9 @@ import sys
 import textwrap
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from hpctk.launch import start
-from hpctk.launch.facts import Facts
-from hpctk.launch.kinds import kind_of
-from hpctk.launch.mpirun import mpirun_line
+from hpctk.launch.mpirun import mpirun_job
 
 ROOT = Path(__file__).parents[2]
 LAUNCHERS = (
@@ -50,18 +46,13 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **extra}
 
 
-@cache
-def mpi_kind(mpirun: str) -> str:
-    """Return which MPI an mpirun belongs to."""
-    return kind_of(start.version_of(mpirun))
-
-
 def mpirun(ranks: int, *command: str) -> list[str]:
     """Return the command line that starts `ranks` ranks here, whichever MPI this environment holds."""
-    launcher = str(Path(sys.executable).parent / "mpirun")
-    facts = Facts(launcher, os.geteuid() == 0, start.cores(), clean_environment())
+    typed = ["-n", str(ranks), *command]
     # A test says itself what its ranks run under: some are about plain `python`.
-    return mpirun_line(mpi_kind(launcher), ["-n", str(ranks), *command], facts, plain=True)
+    added, words = mpirun_job(typed, {}, root=os.geteuid() == 0, cores=1, plain=True)
+    settings = [f"{name}={value}" for name, value in added.items()]
+    return ["env", *settings, str(Path(sys.executable).parent / "mpirun"), *words]
 
 
 def run(command: list[str], timeout_s: float = 60, cwd: Path = ROOT, **environ: str) -> Ended:

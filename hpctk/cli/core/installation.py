@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from hpctk._version import __version__
-from hpctk.comm import environment, gpu, launcher
-from hpctk.errors import SettingError
+from hpctk.comm import environment, launcher
+from hpctk.comm.mpi import library
 
 Facts = dict[str, Any]
 
@@ -59,7 +59,7 @@ def collect(start_mpi: bool = False) -> Facts:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
         "packages": {name: version(name) for name in PACKAGES},
         "torch": {key: probed[key] for key in ("cuda", "devices", "torch_error") if key in probed},
-        "mpi": guarded(lambda: mpi_facts(start_mpi)),
+        "mpi": guarded(lambda: library.describe(start_mpi)),
         "launcher": launcher.variables(os.environ),
         "horovod": probed.get("horovod") or {"error": probed.get("horovod_error", "not asked")},
         "slurm": slurm_facts(),
@@ -110,34 +110,6 @@ def probe() -> Facts:
         return {"torch_error": ended, "horovod_error": "torch cannot be imported"}
     # It got past torch: what ended it is Horovod.
     return facts if done.returncode == 0 else {**facts, "horovod_error": ended}
-
-
-def mpi_facts(start: bool) -> Facts:
-    """Return what the MPI library says of itself."""
-    import mpi4py
-
-    if "mpi4py.MPI" not in sys.modules:
-        mpi4py.rc.initialize = start
-    from mpi4py import MPI
-
-    name, numbers = MPI.get_vendor()
-    try:
-        aware = gpu.decide(MPI)
-    except SettingError as error:
-        aware = gpu.GpuAware(False, str(error))
-    facts: Facts = {
-        "library": f"{name} {'.'.join(map(str, numbers))}",
-        "standard": ".".join(map(str, MPI.Get_version())),
-        "gpu_aware": aware.aware,
-        "gpu_aware_because": aware.because,
-        "started": MPI.Is_initialized(),
-        "mpirun": shutil.which("mpirun"),
-    }
-    if MPI.Is_initialized():
-        levels = ["SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"]
-        facts["thread_level"] = levels[MPI.Query_thread()]
-        facts.update(rank=MPI.COMM_WORLD.rank, size=MPI.COMM_WORLD.size, host=MPI.Get_processor_name())
-    return facts
 
 
 def slurm_facts() -> Facts:

@@ -19,12 +19,12 @@ plain mean serves, m stays as it was, and the step is counted.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from hpctk.log import log
 from hpctk.settings import Setting
 
 EPS = 1e-8
@@ -75,9 +75,10 @@ def weights(
     order = np.argsort(alpha, kind="stable")
     before = state.sorted_momentum.get(group)
     if before is not None and len(before) != n:
-        warnings.warn(
-            f"AdaCons's momentum was of {len(before)} ranks, now there are {n}: it is dropped", stacklevel=2
-        )
+        log.warning("AdaCons's momentum was of %d ranks, now there are %d: it is dropped", len(before), n)
+        # Of all groups at once, so that this is said once.
+        for other in [key for key, kept in state.sorted_momentum.items() if len(kept) != n]:
+            del state.sorted_momentum[other]
         before = None
     blended = alpha[order] if before is None else momentum * before + (1 - momentum) * alpha[order]
     terms = np.empty(n)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-import warnings
 import weakref
 from collections import Counter, defaultdict
 from typing import Any
@@ -27,6 +26,7 @@ from hpctk.comm.mpi.world import MpiWorld
 from hpctk.comm.shared_counter import OWNER
 from hpctk.comm.world import World
 from hpctk.errors import HpctkError
+from hpctk.log import log
 
 #: Words of a window, one for each that is ever made on these ranks. Only rank 0 pays for them.
 WINDOW_WORDS = 2**16
@@ -145,11 +145,9 @@ class _CounterServer:
         self._answers: list[tuple[MPI.Request, Any]] = []
         self._threaded = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         if here.rank == OWNER and here.size > 1 and not self._threaded:
-            warnings.warn(
+            log.warning(
                 "MPI was started without MPI_THREAD_MULTIPLE: other ranks may wait for their tickets until rank 0 "
-                "has done its local step",
-                RuntimeWarning,
-                stacklevel=2,
+                "has done its local step"
             )
             here.background.append(self.serve)
 

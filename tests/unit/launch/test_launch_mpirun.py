@@ -1,117 +1,93 @@
-"""The command line of launch/mpirun, as text, for each MPI."""
+"""What `hpctk mpirun` adds to a job: variables for each MPI, and `-m mpi4py`."""
 
 import shlex
 
 import pytest
 
-from hpctk.errors import SettingError
-from hpctk.launch.facts import Facts, job_environment
-from hpctk.launch.kinds import KINDS, kind_of
-from hpctk.launch.mpirun import mpirun_line
-from hpctk.launch.start import shown
+from hpctk.cli.launch import shown
+from hpctk.launch.mpirun import FORWARDING, OVERSUBSCRIBED, ROOT, UNBOUND, job_environment, mpirun_job
 
-OPEN_MPI = ("openmpi5", "openmpi4")
-HYDRA = ("mpich", "intel")
+PIN = {"I_MPI_PIN": "0"}
+BOTH = UNBOUND | OVERSUBSCRIBED
 
 
-def line(kind, typed, *, plain=True, root=False, cores=2, **environ):
-    """Return what becomes of a typed line, as text; the program as it is unless asked otherwise."""
-    facts = Facts("mpirun", root=root, cores=cores, environ=environ)
-    return shlex.join(mpirun_line(kind, shlex.split(typed), facts, plain))
+def job(typed, *, plain=True, root=False, cores=2, **environ):
+    """Return the variables that a typed line gets, and what becomes of it; the program as it is."""
+    added, words = mpirun_job(shlex.split(typed), environ, root=root, cores=cores, plain=plain)
+    return added, shlex.join(words)
 
 
-#: Ranks, root: what each MPI gets in front of `-n RANKS ./program`, on two cores.
-FRONT = {
-    ("openmpi5", 2, False): "--bind-to none ",
-    ("openmpi5", 2, True): "--allow-run-as-root --bind-to none ",
-    ("openmpi5", 3, False): "--bind-to none --map-by :OVERSUBSCRIBE ",
-    ("openmpi5", 3, True): "--allow-run-as-root --bind-to none --map-by :OVERSUBSCRIBE ",
-    ("openmpi4", 2, False): "--bind-to none ",
-    ("openmpi4", 2, True): "--allow-run-as-root --bind-to none ",
-    ("openmpi4", 3, False): "--bind-to none --map-by :OVERSUBSCRIBE ",
-    ("openmpi4", 3, True): "--allow-run-as-root --bind-to none --map-by :OVERSUBSCRIBE ",
-    ("mpich", 2, False): "",
-    ("mpich", 2, True): "",
-    ("mpich", 3, False): "",
-    ("mpich", 3, True): "",
-    ("intel", 2, False): "",
-    ("intel", 2, True): "",
-    ("intel", 3, False): "-genv I_MPI_PIN 0 ",
-    ("intel", 3, True): "-genv I_MPI_PIN 0 ",
-}
+@pytest.mark.parametrize("root", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_a_job_on_this_machine_needs(ranks, root):
+    typed = f"-n {ranks} ./program"
+    wanted = (ROOT if root else {}) | BOTH | (PIN if ranks > 2 else {})
+    assert job(typed, root=root) == (wanted, typed)
 
 
-@pytest.mark.parametrize(("kind", "ranks", "root"), FRONT)
-def test_what_each_mpi_needs(kind, ranks, root):
-    front = FRONT[kind, ranks, root]
-    assert line(kind, f"-n {ranks} ./program", root=root) == f"mpirun {front}-n {ranks} ./program"
-
-
-@pytest.mark.parametrize("kind", OPEN_MPI)
 @pytest.mark.parametrize(
-    ("typed", "front"),
+    ("typed", "added"),
     [
         # What the user says about binding or mapping stands, and nothing is said beside it.
-        ("-n 3 --bind-to core ./p", "--map-by :OVERSUBSCRIBE "),
-        ("-n 3 --map-by ppr:3:node:pe=1 ./p", ""),
-        ("-n 3 --map-by=slot ./p", ""),
-        ("-n 3 -map-by slot ./p", ""),
-        ("-n 3 --oversubscribe ./p", "--bind-to none "),
-        ("-n 3 --nooversubscribe ./p", "--bind-to none "),
-        ("-n 3 -N 3 ./p", "--bind-to none "),
-        ("-n 3 --cpu-set 0,1 ./p", "--map-by :OVERSUBSCRIBE "),
-        ("-n 3 -rf ranks ./p", ""),
-        ("-n 3 --mca rmaps_base_mapping_policy slot ./p", "--bind-to none "),
-        ("-n 3 --prtemca hwloc_default_binding_policy core ./p", "--map-by :OVERSUBSCRIBE "),
+        ("-n 2 --bind-to core ./p", OVERSUBSCRIBED),
+        ("-n 2 --map-by ppr:3:node:pe=1 ./p", {}),
+        ("-n 2 --map-by=slot ./p", {}),
+        ("-n 2 -map-by slot ./p", {}),
+        ("-n 2 --oversubscribe ./p", UNBOUND),
+        ("-n 2 --nooversubscribe ./p", UNBOUND),
+        ("-n 2 -N 3 ./p", UNBOUND),
+        ("-n 2 --cpu-set 0,1 ./p", OVERSUBSCRIBED),
+        ("-n 2 -rf ranks ./p", {}),
+        ("-n 2 --mca rmaps_base_mapping_policy slot ./p", UNBOUND),
+        ("-n 2 --prtemca hwloc_default_binding_policy core ./p", OVERSUBSCRIBED),
         # Who names hosts says how many ranks go there.
-        ("-n 3 --hostfile hosts ./p", "--bind-to none "),
-        ("-n 3 -H a:3 ./p", "--bind-to none "),
-        ("-n 3 --host a:1,b:2 ./p", "--bind-to none "),
+        ("-n 3 --hostfile hosts ./p", UNBOUND),
+        ("-n 3 -H a:3 ./p", UNBOUND),
+        ("-n 3 --host a:1,b:2 ./p", UNBOUND),
+        ("-n 3 -f hosts ./p", UNBOUND),
         # All ways to give a number of ranks; none means as many as there are slots.
-        ("-np 3 ./p", "--bind-to none --map-by :OVERSUBSCRIBE "),
-        ("--np 3 ./p", "--bind-to none --map-by :OVERSUBSCRIBE "),
-        ("-c 3 ./p", "--bind-to none --map-by :OVERSUBSCRIBE "),
-        ("--np=3 ./p", "--bind-to none --map-by :OVERSUBSCRIBE "),
-        ("./p", "--bind-to none "),
-        ("-n three ./p", "--bind-to none "),
+        ("-np 3 ./p", BOTH | PIN),
+        ("--np 3 ./p", BOTH | PIN),
+        ("-c 3 ./p", BOTH | PIN),
+        ("--np=3 ./p", BOTH | PIN),
+        ("./p", BOTH),
+        ("-n three ./p", BOTH),
         # Only what stands before the program is mpirun's.
-        ("-n 3 ./p --bind-to core --map-by slot -H a", "--bind-to none --map-by :OVERSUBSCRIBE "),
-        ("-n 2 ./p -n 64", "--bind-to none "),
+        ("-n 2 ./p --bind-to core --map-by slot -H a", BOTH),
+        ("-n 2 ./p -n 64", BOTH),
         # Ranks of several programs add up.
-        ("-n 2 ./p : -n 1 ./q", "--bind-to none --map-by :OVERSUBSCRIBE "),
-        ("-n 1 ./p : -n 1 ./q", "--bind-to none "),
+        ("-n 2 ./p : -n 1 ./q", BOTH | PIN),
+        ("-n 1 ./p : -n 1 ./q", BOTH),
         # Options with two values, so that the program is found behind them.
-        ("--mca btl tcp,self -n 3 --wdir /tmp ./p", "--bind-to none --map-by :OVERSUBSCRIBE "),
+        ("--mca btl tcp,self -n 3 --wdir /tmp ./p", BOTH | PIN),
+        # Intel pins as the user says.
+        ("-genv I_MPI_PIN 1 -n 3 ./p", BOTH),
+        ("-genv I_MPI_PIN_DOMAIN=core -n 3 ./p", BOTH),
+        ("-bind-to core -n 3 ./p", OVERSUBSCRIBED),
     ],
 )
-def test_what_the_user_says_stands(kind, typed, front):
-    assert line(kind, typed) == f"mpirun {front}{typed}"
-
-
-@pytest.mark.parametrize("kind", OPEN_MPI)
-def test_root_is_not_allowed_twice(kind):
-    typed = "--allow-run-as-root -n 1 ./p"
-    assert line(kind, typed, root=True) == f"mpirun --bind-to none {typed}"
+def test_what_the_user_says_stands(typed, added):
+    assert job(typed) == (added, typed)
 
 
 @pytest.mark.parametrize(
-    ("variable", "front"),
+    ("variable", "added"),
     [
-        ("OMPI_MCA_rmaps_base_mapping_policy", "--bind-to none "),
-        ("PRTE_MCA_rmaps_default_mapping_policy", "--bind-to none "),
-        ("OMPI_MCA_hwloc_base_binding_policy", "--map-by :OVERSUBSCRIBE "),
-        ("PRTE_MCA_hwloc_default_binding_policy", "--map-by :OVERSUBSCRIBE "),
-        ("OMPI_MCA_btl", "--bind-to none --map-by :OVERSUBSCRIBE "),
+        ("OMPI_MCA_rmaps_base_mapping_policy", UNBOUND),
+        ("PRTE_MCA_rmaps_default_mapping_policy", UNBOUND),
+        ("OMPI_MCA_hwloc_base_binding_policy", OVERSUBSCRIBED),
+        ("PRTE_MCA_hwloc_default_binding_policy", OVERSUBSCRIBED),
+        ("OMPI_MCA_btl", BOTH),
     ],
 )
-def test_parameters_in_the_environment_stand(variable, front):
-    assert line("openmpi5", "-n 3 ./p", **{variable: "x"}) == f"mpirun {front}-n 3 ./p"
+def test_parameters_in_the_environment_stand(variable, added):
+    assert job("-n 2 ./p", **{variable: "x"}) == (added, "-n 2 ./p")
+    assert job("-n 3 ./p", I_MPI_PIN_DOMAIN="omp")[0] == BOTH
 
 
 @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PBS_NODEFILE", "PE_HOSTFILE", "LSB_JOBID"])
 def test_an_allocation_says_how_many_ranks_fit(variable):
-    assert line("openmpi5", "-n 3 ./p", **{variable: "7"}) == "mpirun --bind-to none -n 3 ./p"
-    assert line("intel", "-n 3 ./p", **{variable: "7"}) == "mpirun -n 3 ./p"
+    assert job("-n 3 ./p", **{variable: "7"}) == (UNBOUND, "-n 3 ./p")
 
 
 SURROUNDINGS = {
@@ -119,121 +95,49 @@ SURROUNDINGS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", OPEN_MPI)
-def test_variables_are_forwarded_to_other_hosts(kind):
-    forwarded = "-x PATH -x PYTHONPATH -x OMP_NUM_THREADS -x HPCTK_A -x HPCTK_B"
+def test_variables_are_forwarded_to_other_hosts():
+    forwarded = {FORWARDING: "PATH;PYTHONPATH;OMP_NUM_THREADS;HPCTK_A;HPCTK_B"}
     typed = "-n 2 --hostfile hosts ./p"
-    assert line(kind, typed, **SURROUNDINGS) == f"mpirun --bind-to none {forwarded} {typed}"
-    in_slurm = line(kind, "-n 2 ./p", SLURM_JOB_ID="1", **SURROUNDINGS)
-    assert in_slurm == f"mpirun --bind-to none {forwarded} -n 2 ./p"
+    assert job(typed, **SURROUNDINGS) == (UNBOUND | forwarded, typed)
+    assert job("-n 2 ./p", SLURM_JOB_ID="1", **SURROUNDINGS) == (UNBOUND | forwarded, "-n 2 ./p")
     # Ranks on this machine inherit them all.
-    assert "-x" not in line(kind, "-n 2 ./p", **SURROUNDINGS)
+    assert FORWARDING not in job("-n 2 ./p", **SURROUNDINGS)[0]
 
 
-def test_what_the_user_forwards_is_not_forwarded_again():
+def test_what_the_user_forwards_is_not_forwarded_again_nor_in_another_way():
     typed = "-x PATH=/else -x HPCTK_A -n 2 -H a,b ./p"
     rest = "-x PYTHONPATH -x OMP_NUM_THREADS -x HPCTK_B"
-    assert line("openmpi5", typed, **SURROUNDINGS) == f"mpirun --bind-to none {rest} {typed}"
-
-
-def test_the_other_way_to_forward_excludes_this_one():
+    assert job(typed, **SURROUNDINGS) == (UNBOUND, f"{rest} {typed}")
     typed = "--mca mca_base_env_list A -n 2 -H a,b ./p"
-    assert line("openmpi4", typed, **SURROUNDINGS) == f"mpirun --bind-to none {typed}"
+    assert job(typed, **SURROUNDINGS) == (UNBOUND, typed)
+    typed = "-n 2 -H a,b ./p"
+    assert job(typed, **SURROUNDINGS, **{FORWARDING: "A"}) == (UNBOUND, typed)
 
 
-@pytest.mark.parametrize("kind", HYDRA)
-def test_hydra_forwards_by_itself(kind):
-    typed = "-n 2 -hosts a,b ./p"
-    assert line(kind, typed, **SURROUNDINGS) == f"mpirun {typed}"
-
-
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "-genv I_MPI_PIN 1 -n 3 ./p",
-        "-genv I_MPI_PIN_DOMAIN=core -n 3 ./p",
-        "-bind-to core -n 3 ./p",
-        "-n 3 -f hosts ./p",
-    ],
-)
-def test_intel_pins_as_the_user_says(typed):
-    assert line("intel", typed) == f"mpirun {typed}"
-    assert line("intel", "-n 3 ./p", I_MPI_PIN_DOMAIN="omp") == "mpirun -n 3 ./p"
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("typed", ["--version", "-V", "-n 3", "--app file", "-n 3 --bind-to none"])
-def test_nothing_is_added_where_nothing_is_started(kind, typed):
-    assert line(kind, typed, root=True) == f"mpirun {typed}"
+def test_nothing_is_added_where_nothing_is_started(typed):
+    assert job(typed, root=True) == ({}, typed)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_word_is_changed(kind):
+def test_no_word_is_changed():
     words = [
-        "-n",
-        "1",
-        "./p",
-        "a b",
-        "'",
-        '"',
-        "*",
-        "$HOME",
-        "",
-        "\\",
-        "-n",
-        ":",
-        "-n",
-        "1",
-        "q",
-        "--",
-        "é\n",
-    ]
-    facts = Facts("mpirun", cores=8)
-    made = mpirun_line(kind, words, facts)
-    assert made[-len(words) :] == words
+        "-n", "1", "./p", "a b", "'", '"', "*", "$HOME", "", "\\", "-n", ":", "-n", "1", "q", "--", "é\n",
+    ]  # fmt: skip
+    _, made = mpirun_job(words, {}, root=False, cores=8)
+    assert made == words
     # And a shell reads the printed line as the same words.
     assert shlex.split(shown({}, made, "")) == made
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_python_programs_go_through_mpi4py(kind):
-    made = line(kind, "-n 1 python a.py x : -n 1 ./b.py", plain=False, cores=8)
-    assert made.endswith("-n 1 python -m mpi4py a.py x : -n 1 python -m mpi4py ./b.py")
-    assert line(kind, "-n 1 python a.py", cores=8).endswith("-n 1 python a.py")
+def test_python_programs_go_through_mpi4py():
+    typed = "-n 1 python a.py x : -n 1 ./b.py"
+    assert job(typed, plain=False)[1] == "-n 1 python -m mpi4py a.py x : -n 1 python -m mpi4py ./b.py"
+    assert job(typed)[1] == typed
 
 
 def test_hydra_reads_a_pair_as_one_word_or_two():
     for typed in ("-genv A=b -n 2 python", "-genv A b -n 2 python", "-env A=b -n 2 python"):
-        assert line("mpich", f"{typed} x.py", plain=False) == f"mpirun {typed} -m mpi4py x.py"
-
-
-@pytest.mark.parametrize(
-    ("version", "kind"),
-    [
-        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n", "openmpi5"),
-        ("mpirun (Open MPI) 4.1.8\n\nReport bugs to http://www.open-mpi.org/community/help/\n", "openmpi4"),
-        ("mpirun (Open MPI) 3.1.6\n", "openmpi4"),
-        ("mpirun (Open MPI) 10.0.0rc1\n", "openmpi5"),
-        ("prterun (PRRTE) 3.0.7\n", "openmpi5"),
-        ("HYDRA build details:\n    Version:                                 5.0.2\n", "mpich"),
-        (
-            "Intel(R) MPI Library for Linux* OS, Version 2021.12 Build 20240213\nCopyright 2003-2024, Intel\n",
-            "intel",
-        ),
-    ],
-)
-def test_which_mpi_it_is(version, kind):
-    assert kind_of(version) == kind
-
-
-@pytest.mark.parametrize(
-    ("version", "told"), [("", "nothing"), ("mpirun (IBM Spectrum MPI) 10.4\nx", "IBM Spectrum")]
-)
-def test_an_unknown_mpi(version, told):
-    with pytest.raises(SettingError, match=told) as error:
-        kind_of(version)
-    for kind in KINDS:
-        assert kind in str(error.value)
+        assert job(f"{typed} x.py", plain=False)[1] == f"{typed} -m mpi4py x.py"
 
 
 def test_the_environment_of_a_job():

