@@ -40,12 +40,12 @@ def run(options: argparse.Namespace) -> int:
     from hpctk.cli.core.table import bytes_text
     from hpctk.errors import HpctkError
     from hpctk.stats.merge import merge, why_copy
-    from hpctk.stats.place import statistics_of
+    from hpctk.stats.paths import stats_folder
     from hpctk.stats.read import MERGED, load
 
     if not options.path.is_dir():
         raise HpctkError(f"{options.path}: no such folder")
-    folder = statistics_of(options.path)
+    folder = stats_folder(options.path)
     stats = load(folder)
     files = sum(len(recording.ranks) for recording in stats.recordings)
     target = options.output or folder / MERGED

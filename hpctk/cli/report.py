@@ -52,14 +52,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _one(options: argparse.Namespace) -> int:
-    from hpctk.stats.place import statistics_of
+    from hpctk.stats.paths import stats_folder
     from hpctk.stats.read import load
     from hpctk.stats.report.account import TABLES, account
     from hpctk.stats.report.document import document
     from hpctk.stats.report.text import text
 
     steps = steps_of(options.steps)
-    loaded = load(statistics_of(options.runs[0]), checked=TABLES)
+    loaded = load(stats_folder(options.runs[0]), checked=TABLES)
     found = account(loaded)
     shown = document(found)
     if options.html:
@@ -74,18 +74,16 @@ def _one(options: argparse.Namespace) -> int:
 
 
 def _several(options: argparse.Namespace) -> int:
-    from hpctk.stats.place import statistics_of
+    from hpctk.stats.paths import stats_folder
     from hpctk.stats.read import load
     from hpctk.stats.report import compare
     from hpctk.stats.report.account import TABLES, account
     from hpctk.stats.report.document import document
 
-    documents = [document(account(load(statistics_of(path), checked=TABLES))) for path in options.runs]
+    documents = [document(account(load(stats_folder(path), checked=TABLES))) for path in options.runs]
     found = compare.comparison(documents)
     if options.html:
-        from hpctk.stats.report.compare_page import page
-
-        _write(options.html, page(found, documents))
+        _write(options.html, compare.page(found, documents))
     _out(options, found, compare.text(found))
     return 0
 
@@ -104,7 +102,7 @@ def _out(options: argparse.Namespace, shown: dict[str, Any], text: str) -> None:
 
 
 def _write(path: Path, content: str) -> None:
-    from hpctk.stats.place import whole
+    from hpctk.stats.paths import atomic_write
 
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(content)

@@ -29,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the trace."""
-    from hpctk.stats.place import statistics_of, whole
+    from hpctk.stats.paths import atomic_write, stats_folder
     from hpctk.stats.read import load
     from hpctk.stats.trace import Cut, write
 
     first, last = steps_of(options.steps)
     cut = Cut(first, last, ranks_of(options.ranks))
-    loaded = load(statistics_of(options.folder))
-    with whole(options.output) as file:
+    loaded = load(stats_folder(options.folder))
+    with atomic_write(options.output) as file:
         events, problems = write(loaded, file, cut)
     for problem in problems:
         print(f"hpctk trace: left out: {problem}", file=sys.stderr)

@@ -1,13 +1,11 @@
 """Statistics: what every rank sent, received and waited for, in HDF5 files that outlive the run.
 
-    schema      the tables and their columns
-    recorder    what a collective tells about itself, and the counter that always listens
-    tally       what an optimizer has done so far
-    recording   the recorder that writes files: rank_file, traffic, metadata, clock
     read        a run folder as Python objects (`hpctk.stats.load`): rank_reader
-    merge       all ranks in one file: merged_format, merged_datasets, merged_reader
+    merge       all ranks in one file; merged: what stands in it, and how it is read back
+    trace       calls and steps for Perfetto
+    report      text, page and JSON for people
 
-Only `load` is imported from here; numpy comes with it.
+hpctk.telemetry writes the files. Only `load` is imported from here; numpy comes with it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ that they are gone, is seen through it: rows that are no longer there read as fi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,13 @@ import numpy as np
 from hpctk import hdf5
 from hpctk._version import __version__
 from hpctk.errors import HpctkError
-from hpctk.stats import merged_datasets as datasets
-from hpctk.stats import merged_format
-from hpctk.stats.merged_format import CHUNK_ROWS, JOINED, RANK, RANKS, RECORDING, ROW
+from hpctk.stats import merged
+from hpctk.stats.merged import CHUNK_ROWS, JOINED, RANK, RANKS, RECORDING, ROW
 from hpctk.stats.read import RankStats, RecordingStats, RunStats
 from hpctk.telemetry import schema
 from hpctk.telemetry.names import FILE
-from hpctk.telemetry.rank_file import describe, put_attributes, stored
-from hpctk.telemetry.schema import Column, TableFormat
+from hpctk.telemetry.rank_file import Attributes, describe, put_attributes, stored
+from hpctk.telemetry.schema import PEERS, Column, TableFormat
 
 #: A view opens every rank's file when it is read. Beyond the limit of open files (ulimit -n, mostly 1024) HDF5 says
 #: nothing and gives fill values.
@@ -37,17 +36,28 @@ COMMON = (
     "communicator", "library", "gpu_aware", "gpu_aware_because", "method", "settings", "schedule", "events",
     "nodes", "local_size", "parameters", "parameter_bytes",
 )  # fmt: skip
+#: What stands where nothing is known.
+_FILL: dict[str, int | float] = {"<i8": -1, "<f8": float("nan")}
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank's rows go."""
+class Part:
+    """Where a rank's rows go: the recording's number and index, first row and number of rows by table."""
 
     recording: int
     index: int
     rank: RankStats
     first: dict[str, int]
     rows: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group whose datasets have the same shape: the lengths of its scales."""
+
+    group: Any
+    scales: list[Any]
+    shape: tuple[int, ...]
 
 
 def why_copy(run: RunStats, target: Path) -> str:
@@ -61,7 +71,7 @@ def why_copy(run: RunStats, target: Path) -> str:
 
 
 def merge(run: RunStats, target: Path, *, copy: bool = False, force: bool = False) -> None:
-    """Write one file with the statistics of all recordings and ranks, whole or not at all.
+    """Write one file with the statistics of all recordings and ranks, in full or not at all.
 
     Parameters
     ----------
@@ -79,7 +89,7 @@ def merge(run: RunStats, target: Path, *, copy: bool = False, force: bool = Fals
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with h5py.File(unfinished, "w", libver="earliest", locking="best-effort") as file:
-            _fill(file, run, target, copy)
+            _write(file, run, target, copy)
         unfinished.replace(target)
     except (OSError, RuntimeError, ValueError) as error:
         raise HpctkError(f"{target}: cannot be written ({hdf5.reason(error)})") from None
@@ -88,56 +98,51 @@ def merge(run: RunStats, target: Path, *, copy: bool = False, force: bool = Fals
             unfinished.unlink()
 
 
-def _fill(file: Any, run: RunStats, target: Path, copy: bool) -> None:
-    places = list(_places(run))
-    first = places[0].rank
-    put_attributes(
-        file,
-        {
-            "schema": merged_format.NAME,
-            "schema_version": merged_format.VERSION,
-            "storage": "copy" if copy else "virtual",
-            "run": "" if copy else _relative(run.path, target),
-            "merged_by": f"hpctk {__version__}",
-            **{name: first.attributes[name] for name in COMMON},
-        },
-    )
+def _write(file: Any, run: RunStats, target: Path, copy: bool) -> None:
+    parts = list(_parts(run))
+    first = parts[0].rank
+    about: Attributes = {
+        "schema": merged.NAME,
+        "schema_version": merged.VERSION,
+        "storage": "copy" if copy else "virtual",
+        "run": "" if copy else _relative(run.path, target),
+        "merged_by": f"hpctk {__version__}",
+    }
+    put_attributes(file, {**about, **{name: first.attributes[name] for name in COMMON}})
     put_attributes(file.create_group("environment"), first.environment)
     _put_ranks(file, run, target)
-    totals = {name: sum(place.rows[name] for place in places) for name in JOINED}
-    tables = {name: _labelled(file, JOINED[name], places, totals[name]) for name in JOINED}
-    matrices = _matrices(file, run)
+    tables = {name: _labelled(file, table, parts) for name, table in JOINED.items()}
+    peers = _peers(file, run)
     if copy:
-        _copy(tables, matrices, places, totals)
+        _copy(tables, peers, parts)
     else:
-        _view(tables, matrices, places, totals, lambda path: _relative(path, target))
+        # HDF5 takes % for the beginning of a pattern.
+        files = [_relative(part.rank.path, target).replace("%", "%%").encode() for part in parts]
+        _view(tables, peers, parts, files)
 
 
-def _places(run: RunStats) -> Iterator[Place]:
-    """Say where every rank's rows go: the recordings' and ranks' order."""
+def _parts(run: RunStats) -> Iterator[Part]:
+    """Yield where every rank's rows go: in the order of recordings and ranks."""
     first = dict.fromkeys(JOINED, 0)
     for index, recording in enumerate(run.recordings):
         for rank in recording.ranks.values():
             rows = {name: int(rank.progress.get(f"{name}_rows", schema.SIZE_BINS)) for name in JOINED}
-            yield Place(recording.number, index, rank, dict(first), rows)
+            yield Part(recording.number, index, rank, first, rows)
             first = {name: first[name] + rows[name] for name in JOINED}
 
 
 def _put_ranks(file: Any, run: RunStats, target: Path) -> None:
     """Write the table of ranks."""
     rows = [row for recording in run.recordings for row in _rank_rows(recording, target)]
-    table = np.zeros(len(rows), RANKS.dtype)
+    group = _group(file, RANKS)
+    scales: list[Any] = []
     for column in RANKS.columns:
-        values = [row.get(column.name, merged_format.fill(column)) for row in rows]
+        values = [row.get(column.name, _FILL.get(column.kind, b"")) for row in rows]
         texts = [_cut(value, column) if isinstance(value, str) else value for value in values]
-        table[column.name] = texts
-    table["row"] = np.arange(len(rows))
-    group = datasets.group(file, RANKS)
-    scale = None
-    for column in RANKS.columns:
-        dataset = group.create_dataset(column.name, data=table[column.name].astype(stored(column)))
-        describe(dataset, column)
-        scale = datasets.scaled(dataset, scale)
+        data = np.arange(len(rows)) if column is ROW else np.array(texts, column.kind)
+        dataset = group.create_dataset(column.name, data=data.astype(stored(column)))
+        _attach(dataset, column, scales)
+        scales = scales or [dataset]
 
 
 def _rank_rows(recording: RecordingStats, target: Path) -> Iterator[dict[str, Any]]:
@@ -146,120 +151,136 @@ def _rank_rows(recording: RecordingStats, target: Path) -> Iterator[dict[str, An
         row: dict[str, Any] = {"recording": recording.number, "rank": rank, "size": recording.size}
         stats = recording.ranks.get(rank)
         if stats is None:
-            none = {"calls_rows": 0, "steps_rows": 0, "summary_rows": 0}
-            yield {**row, "present": 0, "reason": recording.missing.get(rank, ""), **none}
+            empty = {"calls_rows": 0, "steps_rows": 0, "summary_rows": 0}
+            yield {**row, "present": 0, "reason": recording.missing.get(rank, ""), **empty}
         else:
-            known = {column.name: stats.attributes.get(column.name) for column in RANKS.columns}
-            kept = {name: value for name, value in known.items() if value is not None}
             path = _relative(stats.path, target)
-            yield {**kept, **row, "present": 1, "file": path, **stats.progress}
+            yield {**stats.attributes, **row, "present": 1, "file": path, **stats.progress}
 
 
-def _labelled(file: Any, table: TableFormat, places: list[Place], total: int) -> tuple[Any, Any]:
-    """Make a table's group with the columns that say whose a row is; return the group and its scale."""
-    group, counts = datasets.group(file, table), [place.rows[table.name] for place in places]
-    scale = None
-    for column, values in (
-        (ROW, np.arange(total)),
-        (RECORDING, np.repeat([place.recording for place in places], counts)),
-        (RANK, np.repeat([place.rank.rank for place in places], counts)),
-    ):
-        dataset = datasets.packed(group, column, (total,), values.astype("<i8"))
-        scale = datasets.scaled(dataset, scale)
-    return group, scale
+def _labelled(file: Any, table: TableFormat, parts: list[Part]) -> Group:
+    """Make a table's group with the columns that say whose a row is."""
+    group, counts = _group(file, table), [part.rows[table.name] for part in parts]
+    recordings, ranks = [part.recording for part in parts], [part.rank.rank for part in parts]
+    shape = (sum(counts),)
+    scale = _packed(group, ROW, shape, [], np.arange(*shape))
+    _packed(group, RECORDING, shape, [scale], np.repeat(recordings, counts))
+    _packed(group, RANK, shape, [scale], np.repeat(ranks, counts))
+    return Group(group, [scale], shape)
 
 
-def _matrices(file: Any, run: RunStats) -> tuple[Any, list[Any]]:
-    """Make the group of what peers exchanged; return it and its three scales."""
-    group, size = datasets.group(file, schema.PEERS), max(recording.size for recording in run.recordings)
-    numbers = np.array([recording.number for recording in run.recordings], "<i8")
+def _peers(file: Any, run: RunStats) -> Group:
+    """Make the group of what peers exchanged, with three scales."""
+    group, size = _group(file, PEERS), max(recording.size for recording in run.recordings)
+    numbers = np.array([recording.number for recording in run.recordings])
+    values = {RECORDING: numbers, RANK: np.arange(size), PEERS.columns[0]: np.arange(size)}
     scales = []
-    for column, values in (
-        (RECORDING, numbers), (RANK, np.arange(size)), (schema.PEERS.columns[0], np.arange(size)),
-    ):  # fmt: skip
-        dataset = group.create_dataset(column.name, data=values.astype("<i8"))
-        describe(dataset, column)
-        datasets.scaled(dataset, None)
-        scales.append(dataset)
-    return group, scales
+    for column, data in values.items():
+        scales.append(group.create_dataset(column.name, data=data.astype("<i8")))
+        _attach(scales[-1], column)
+    return Group(group, scales, (len(numbers), size, size))
 
 
-Tables = dict[str, tuple[Any, Any]]
-Matrices = tuple[Any, list[Any]]
-
-
-def _copy(tables: Tables, matrices: Matrices, places: list[Place], totals: dict[str, int]) -> None:
+def _copy(tables: dict[str, Group], peers: Group, parts: list[Part]) -> None:
     """Write every rank's rows, each file opened once."""
-    columns: dict[str, dict[str, Any]] = {}
-    for name, (group, scale) in tables.items():
-        columns[name] = {
-            c.name: datasets.packed(group, c, (totals[name],)) for c in schema.TABLES[name].columns
-        }
-        for dataset in columns[name].values():
-            datasets.scaled(dataset, scale)
-    group, scales = matrices
-    shape = tuple(len(scale) for scale in scales)
-    peers = {c.name: datasets.packed(group, c, shape) for c in schema.PEERS.columns[1:]}
-    for dataset in peers.values():
-        datasets.scaled_matrix(dataset, scales)
-    waiting: dict[str, list[dict[str, Any]]] = {name: [] for name in JOINED}
-    begun = dict.fromkeys(JOINED, 0)
-
-    def flush(name: str) -> None:
-        parts, waiting[name] = waiting[name], []
-        for column, dataset in columns[name].items():
-            values = np.concatenate([part[column] for part in parts])
-            dataset[begun[name] : begun[name] + len(values)] = values.astype(dataset.dtype)
-        begun[name] += len(values)
-
-    for place in places:
-        found = place.rank.tables(*JOINED, "peers")
+    datasets = {
+        name: {c.name: _packed(to.group, c, to.shape, to.scales) for c in schema.TABLES[name].columns}
+        for name, to in tables.items()
+    }
+    matrices = {c.name: _packed(peers.group, c, peers.shape, peers.scales) for c in PEERS.columns[1:]}
+    buffered: dict[str, list[dict[str, Any]]] = {name: [] for name in JOINED}
+    written = dict.fromkeys(JOINED, 0)
+    for part in parts:
+        found = part.rank.tables(*JOINED, "peers")
         for name in JOINED:
-            waiting[name].append(found[name])
-            gathered = place.first[name] + place.rows[name] - begun[name]
-            if gathered >= CHUNK_ROWS or (place is places[-1] and gathered):
-                flush(name)
-        for column, dataset in peers.items():
-            dataset[place.index, place.rank.rank, : place.rank.size] = found["peers"][column]
+            buffered[name].append(found[name])
+            end = part.first[name] + part.rows[name]
+            if end - written[name] >= CHUNK_ROWS or (part is parts[-1] and end > written[name]):
+                for column, dataset in datasets[name].items():
+                    values = np.concatenate([table[column] for table in buffered[name]])
+                    dataset[written[name] : end] = values.astype(dataset.dtype)
+                buffered[name], written[name] = [], end
+        for column, dataset in matrices.items():
+            dataset[part.index, part.rank.rank, : part.rank.size] = found["peers"][column]
 
 
-def _view(
-    tables: Tables,
-    matrices: Matrices,
-    places: list[Place],
-    totals: dict[str, int],
-    relative: Callable[[Path], str],
-) -> None:
+def _view(tables: dict[str, Group], peers: Group, parts: list[Part], files: list[bytes]) -> None:
     """Write where every rank's rows are."""
-    # HDF5 takes % for the beginning of a pattern.
-    names = [relative(place.rank.path).replace("%", "%%").encode() for place in places]
-    for name, (group, scale) in tables.items():
+    for name, to in tables.items():
+        boxes = [((part.first[name],), (part.rows[name],)) for part in parts]
         spaces = [
-            (datasets.part((totals[name],), (place.first[name],), (place.rows[name],)), place.rows[name])
-            for place in places
+            (file, _box(to.shape, *box), box[1]) for file, box in zip(files, boxes, strict=True) if box[1][0]
         ]
         for column in schema.TABLES[name].columns:
-            plan = datasets.plan(column)
-            for source, (space, rows) in zip(names, spaces, strict=True):
-                if rows:
-                    inside = datasets.part((rows,), (0,), (rows,))
-                    plan.set_virtual(space, source, f"/{name}/{column.name}".encode(), inside)
-            datasets.scaled(datasets.virtual(group, column, (totals[name],), plan), scale)
-    group, scales = matrices
-    shape = tuple(len(scale) for scale in scales)
-    for column in schema.PEERS.columns[1:]:
-        plan = datasets.plan(column)
-        for source, place in zip(names, places, strict=True):
-            size = place.rank.size
-            space = datasets.part(shape, (place.index, place.rank.rank, 0), (1, 1, size))
-            plan.set_virtual(
-                space, source, f"/peers/{column.name}".encode(), datasets.part((size,), (0,), (size,))
-            )
-        datasets.scaled_matrix(datasets.virtual(group, column, shape, plan), scales)
+            _virtual(to, column, spaces)
+    cells = [(part.index, part.rank.rank, 0) for part in parts]
+    sizes = [part.rank.size for part in parts]
+    spaces = [
+        (file, _box(peers.shape, cell, (1, 1, size)), (size,))
+        for file, cell, size in zip(files, cells, sizes, strict=True)
+    ]
+    for column in PEERS.columns[1:]:
+        _virtual(peers, column, spaces)
+
+
+def _group(file: Any, table: TableFormat) -> Any:
+    group = file.create_group(table.name)
+    put_attributes(group, {"long_name": table.description})
+    return group
+
+
+def _box(shape: tuple[int, ...], first: tuple[int, ...], count: tuple[int, ...]) -> Any:
+    """Return a box in a dataspace."""
+    space = h5py.h5s.create_simple(shape)
+    space.select_hyperslab(first, count)
+    return space
+
+
+def _virtual(to: Group, column: Column, parts: Iterable[tuple[bytes, Any, tuple[int]]]) -> None:
+    """Make a dataset that is elsewhere: for each part its file, its box here and its rows there."""
+    if not all(to.shape):
+        _packed(to.group, column, to.shape, to.scales)
+        return
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    # Text is empty by itself; h5py 3.16 fills it with whatever lies in memory where it is asked to.
+    if column.kind in _FILL:
+        plan.set_fill_value(np.array(_FILL[column.kind], column.kind))
+    source = f"{to.group.name}/{column.name}".encode()
+    for file, box, rows in parts:
+        plan.set_virtual(box, file, source, _box(rows, (0,), rows))
+    kind = h5py.h5t.py_create(np.dtype(stored(column)), logical=True)
+    h5py.h5d.create(to.group.id, column.name.encode(), kind, h5py.h5s.create_simple(to.shape), plan)
+    _attach(to.group[column.name], column, to.scales)
+
+
+def _packed(
+    group: Any, column: Column, shape: tuple[int, ...], scales: Sequence[Any], values: Any = None
+) -> Any:
+    """Make a compressed dataset, where there is anything to compress."""
+    options: dict[str, Any] = {}
+    if all(shape):
+        chunk = (min(shape[0], CHUNK_ROWS),) if len(shape) == 1 else (1, min(shape[1], 64), shape[2])
+        options = {"chunks": chunk, "compression": "gzip", "compression_opts": 1, "shuffle": True}
+        if column.kind in _FILL:
+            options["fillvalue"] = _FILL[column.kind]
+    dataset = group.create_dataset(column.name, shape, stored(column), **options)
+    if values is not None and len(values):
+        dataset[...] = values
+    _attach(dataset, column, scales)
+    return dataset
+
+
+def _attach(dataset: Any, column: Column, scales: Sequence[Any] = ()) -> None:
+    """Describe a dataset and attach a scale to each dimension; without any it is one itself."""
+    describe(dataset, column)
+    if not scales:
+        dataset.make_scale(column.name)
+    for dimension, scale in enumerate(scales):
+        dataset.dims[dimension].attach_scale(scale)
 
 
 def _cut(text: str, column: Column) -> bytes:
-    """Return as much of a text as a column holds, in whole characters."""
+    """Return as much of a text as a column holds, without half a character at its end."""
     data = text.encode(errors="backslashreplace")[: int(column.kind[1:])]
     return data.decode(errors="ignore").encode()
 

@@ -16,35 +16,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from hpctk.errors import HpctkError
-from hpctk.stats import merged_format
+from hpctk.stats.rank_reader import RankReader, read_attributes
 from hpctk.telemetry import schema
 from hpctk.telemetry.names import FILE, FOLDER, file_name, folder_name
 from hpctk.telemetry.schema import Table
 
-#: The name of the file that `hpctk merge` makes, unless it is told another.
+#: The name of the file that `hpctk merge` makes, unless it is given another.
 MERGED = "merged.h5"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Tables that are read at once, and those that are looked at."""
-
-    tables: tuple[str, ...] = ()
-    checked: tuple[str, ...] = tuple(schema.TABLES)
-
-
-class Source(Protocol):
-    """Where a rank's tables are read from."""
-
-    def read(
-        self, tables: Sequence[str], columns: Sequence[str] | None = None, rows: slice = slice(None)
-    ) -> dict[str, Table]:
-        """Return tables, or some columns and rows of them."""
+#: From tables, some of their columns (None for all) and rows to those tables.
+Read = Callable[[Sequence[str], Sequence[str] | None, slice], dict[str, Table]]
 
 
 @dataclass(frozen=True)
@@ -69,30 +54,25 @@ class RankStats:
     attributes: dict[str, Any]
     environment: dict[str, str]
     progress: dict[str, Any]
-    _kept: dict[str, Table] = field(default_factory=dict, repr=False, compare=False)
-    _source: Source | None = field(default=None, repr=False, compare=False)
-
-    def keep(self, names: Iterable[str]) -> None:
-        """Read tables and keep them in memory."""
-        self._kept.update(self.tables(*names))
+    _loaded: dict[str, Table] = field(default_factory=dict, repr=False, compare=False)
+    _read: Read | None = field(default=None, repr=False, compare=False)
 
     def table(self, name: str) -> Table:
         """Return a table as arrays by column, all as long; text as arrays of bytes ("S24")."""
         return self.tables(name)[name]
 
     def tables(self, *names: str) -> dict[str, Table]:
-        """Return several tables, by name; the file is opened once, or not at all for what `load` has kept."""
-        for name in names:
-            _check_table(name)
-        rest = [name for name in names if name not in self._kept]
-        found = self._source.read(rest) if rest and self._source else {}
-        return {name: self._kept[name] if name in self._kept else found[name] for name in names}
+        """Return several tables, by name; the file is opened once, or not at all for what `load` has read."""
+        _check_tables(names)
+        others = [name for name in names if name not in self._loaded]
+        tables = self._read(others, None, slice(None)) if others and self._read else {}
+        return {name: self._loaded[name] if name in self._loaded else tables[name] for name in names}
 
     def part(self, name: str, columns: Sequence[str], rows: slice = slice(None)) -> Table:
         """Return some columns and rows of a table, for one that may be long: no more than that is read."""
-        if name in self._kept or self._source is None:
-            return {column: self._kept[name][column][rows] for column in columns}
-        return self._source.read([name], columns, rows)[name]
+        if name in self._loaded or self._read is None:
+            return {column: self._loaded[name][column][rows] for column in columns}
+        return self._read([name], columns, rows)[name]
 
 
 @dataclass(frozen=True)
@@ -120,7 +100,21 @@ class RecordingStats:
 
     def table(self, name: str) -> Table:
         """Return a table of all its ranks, one after the other, with a column rank."""
-        return _joined(name, self.ranks.values(), lambda rank: {"rank": rank.rank})
+        return _joined(name, [({"rank": rank}, stats) for rank, stats in self.ranks.items()])
+
+    def clock_shifts(self) -> dict[int, float]:
+        """Return what is added to each rank's seconds to have them since rank 0's recording began; 0 where not known.
+
+        Where rank 0 left no file, since that of the lowest rank that did.
+        """
+        offsets = {rank: stats.attributes.get("clock_offset_s") for rank, stats in self.ranks.items()}
+        origin, shifts = offsets.get(min(offsets, default=0)), dict.fromkeys(self.ranks, 0.0)
+        for rank, offset in offsets.items():
+            if isinstance(origin, int | float) and isinstance(offset, int | float):
+                shift = float(offset) - float(origin)
+                # Ranks start within a day of each other: what is farther away is no clock, and NaN is not even that.
+                shifts[rank] = shift if abs(shift) < 86400 else 0.0
+        return shifts
 
 
 @dataclass(frozen=True)
@@ -147,9 +141,8 @@ class RunStats:
         --------
         >>> pandas.DataFrame(hpctk.stats.load("runs/7/stats").table("calls"))   # doctest: +SKIP
         """
-        numbers = {id(rank): one.number for one in self.recordings for rank in one.ranks.values()}
-        ranks = [rank for one in self.recordings for rank in one.ranks.values()]
-        return _joined(name, ranks, lambda rank: {"recording": numbers[id(rank)], "rank": rank.rank})
+        ranks = [(one.number, rank, stats) for one in self.recordings for rank, stats in one.ranks.items()]
+        return _joined(name, [({"recording": number, "rank": rank}, stats) for number, rank, stats in ranks])
 
 
 def load(path: str | Path, tables: Iterable[str] = (), *, checked: Iterable[str] = schema.TABLES) -> RunStats:
@@ -174,21 +167,20 @@ def load(path: str | Path, tables: Iterable[str] = (), *, checked: Iterable[str]
     HpctkError
         Where there is nothing to read; in one line, with what is wrong.
     """
-    place, wanted = Path(path), Wanted(tuple(tables), tuple(checked))
-    for name in (*wanted.tables, *wanted.checked):
-        _check_table(name)
+    path, tables, checked = Path(path), tuple(tables), tuple(checked)
+    _check_tables((*tables, *checked))
     try:
-        if place.is_dir():
-            return _folder(place, wanted)
-        if not place.exists():
-            raise HpctkError(f"{place}: no such file or folder")
+        if path.is_dir():
+            return _load_folder(path, tables, checked)
+        if not path.exists():
+            raise HpctkError(f"{path}: no such file or folder")
     except OSError as error:
-        raise HpctkError(f"{place}: cannot be read ({error.strerror or error})") from None
-    return _file(place, wanted)
+        raise HpctkError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return _load_file(path, tables, checked)
 
 
-def _folder(folder: Path, wanted: Wanted) -> RunStats:
-    names = sorted(one.name for one in folder.iterdir())
+def _load_folder(folder: Path, tables: Sequence[str], checked: Sequence[str]) -> RunStats:
+    names = sorted(entry.name for entry in folder.iterdir())
     if any(FILE.fullmatch(name) for name in names):
         name = folder.resolve().name
         folders = {int(name) if FOLDER.fullmatch(name) else 0: folder}
@@ -196,9 +188,9 @@ def _folder(folder: Path, wanted: Wanted) -> RunStats:
         numbers = sorted(int(name) for name in names if FOLDER.fullmatch(name))
         folders = {number: folder / folder_name(number) for number in numbers}
     recordings, unreadable = [], {}
-    for number, one in folders.items():
+    for number, path in folders.items():
         try:
-            recordings.append(_recording(number, one, wanted))
+            recordings.append(_load_recording(number, path, tables, checked))
         except HpctkError as error:
             unreadable[number] = str(error)
     if recordings:
@@ -208,29 +200,33 @@ def _folder(folder: Path, wanted: Wanted) -> RunStats:
     raise HpctkError(why)
 
 
-def _recording(number: int, folder: Path, wanted: Wanted) -> RecordingStats:
+def _load_recording(
+    number: int, folder: Path, tables: Sequence[str], checked: Sequence[str]
+) -> RecordingStats:
     try:
-        names = [one.name for one in folder.iterdir()]
+        names = [entry.name for entry in folder.iterdir()]
     except OSError as error:
         raise HpctkError(f"{folder}: cannot be read ({error.strerror or error})") from None
-    found, bad = {}, {}
+    readable, bad = {}, {}
     for rank in sorted({int(match[1]) for name in names if (match := FILE.fullmatch(name))}):
+        path = folder / file_name(rank)
         try:
-            found[rank] = read_rank(folder / file_name(rank), wanted, rank)
+            readable[rank] = read_rank(path, tables, checked)
+            if readable[rank].rank != rank:
+                raise HpctkError(f"{path}: is the file of rank {readable.pop(rank).rank}, not of {rank}")
         except HpctkError as error:
             bad[rank] = str(error)
-    if not found:
+    if not readable:
         why = next(iter(bad.values()), f"{folder}: no statistics here (no rank-NNNNN.h5)")
         raise HpctkError(why)
     # Whatever else was copied into the folder: the run is the one that most files are of.
-    run = Counter(_run(rank) for rank in found.values()).most_common(1)[0][0]
-    ranks = {rank: one for rank, one in found.items() if _run(one) == run}
-    for rank, one in found.items():
+    run, size = Counter(_run(stats) for stats in readable.values()).most_common(1)[0][0]
+    ranks = {rank: stats for rank, stats in readable.items() if _run(stats) == (run, size)}
+    for rank, stats in readable.items():
         if rank not in ranks:
-            bad[rank] = (
-                f"{one.path}: is of another run ({_described(_run(one))}, the others {_described(run)})"
-            )
-    size = run[1]
+            other, other_size = _run(stats)
+            whose = f"{other[:40]!r} of {other_size} ranks, the others {run[:40]!r} of {size} ranks"
+            bad[rank] = f"{stats.path}: is of another run ({whose})"
     missing = {
         rank: bad.get(rank, f"{folder / file_name(rank)}: no such file")
         for rank in range(size)
@@ -240,55 +236,46 @@ def _recording(number: int, folder: Path, wanted: Wanted) -> RecordingStats:
     return RecordingStats(number, size, ranks, missing, foreign)
 
 
-def read_rank(path: Path, wanted: Wanted = Wanted(), expected: int | None = None) -> RankStats:  # noqa: B008 - frozen
-    """Read one rank's file: what it says of itself, and some tables. HpctkError where it is not of rank `expected`."""
-    # With h5py, which nobody needs who trains without statistics.
-    from hpctk.stats import rank_reader
+def _run(stats: RankStats) -> tuple[str, int]:
+    return str(stats.attributes["run_id"]), stats.size
 
-    contents = rank_reader.read(path, wanted.tables, wanted.checked)
-    rank, size = int(contents.attributes["rank"]), int(contents.attributes["size"])
-    if expected is not None and rank != expected:
-        raise HpctkError(f"{path}: is the file of rank {rank}, not of {expected}")
+
+def read_rank(
+    path: Path, tables: Sequence[str] = (), checked: Sequence[str] = tuple(schema.TABLES)
+) -> RankStats:
+    """Read one rank's file: what it says of itself, and some tables."""
+    reader = RankReader(path, tables, checked)
+    rank, size = int(reader.attributes["rank"]), int(reader.attributes["size"])
     return RankStats(
-        path, rank, size, contents.attributes, contents.environment, contents.progress, contents.tables,
-        rank_reader.RankRows(path, contents),
-    )  # fmt: skip
+        path, rank, size, reader.attributes, reader.environment, reader.progress, reader.tables, reader.read
+    )
 
 
-def _file(path: Path, wanted: Wanted) -> RunStats:
+def _load_file(path: Path, tables: Sequence[str], checked: Sequence[str]) -> RunStats:
     """Read one file: a merged one, or a rank's."""
-    from hpctk.stats.merged_reader import load_merged
-    from hpctk.stats.rank_reader import read_attributes
+    # Not above: it needs this module.
+    from hpctk.stats import merged
 
     attributes = read_attributes(path)
-    if attributes.get("schema") == merged_format.NAME:
-        return load_merged(path, attributes, wanted)
-    rank = read_rank(path, wanted)
-    why = f"only {path} was read"
+    if attributes.get("schema") == merged.NAME:
+        return merged.load_merged(path, attributes, tables, checked)
+    rank, why = read_rank(path, tables, checked), f"only {path} was read"
     missing = {other: why for other in range(rank.size) if other != rank.rank}
     number = max(0, int(rank.attributes["recording"]))
     return RunStats(path, [RecordingStats(number, rank.size, {rank.rank: rank}, missing)])
 
 
-def _run(rank: RankStats) -> tuple[str, int]:
-    return str(rank.attributes["run_id"]), rank.size
+def _check_tables(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in schema.TABLES:
+            raise HpctkError(f"no table {name!r}; there are {', '.join(schema.TABLES)}")
 
 
-def _described(run: tuple[str, int]) -> str:
-    return f"{run[0][:40]!r} of {run[1]} ranks"
-
-
-def _check_table(name: str) -> None:
-    if name not in schema.TABLES:
-        raise HpctkError(f"no table {name!r}; there are {', '.join(schema.TABLES)}")
-
-
-def _joined(name: str, ranks: Iterable[RankStats], labels: Callable[[RankStats], dict[str, int]]) -> Table:
+def _joined(name: str, ranks: Iterable[tuple[dict[str, int], RankStats]]) -> Table:
     """Return the tables of several ranks as one, after columns that say whose a row is."""
-    _check_table(name)
     parts = []
-    for rank in ranks:
-        table = rank.table(name)
+    for labels, stats in ranks:
+        table = stats.table(name)
         rows = len(next(iter(table.values())))
-        parts.append({**{label: np.full(rows, value) for label, value in labels(rank).items()}, **table})
+        parts.append({**{label: np.full(rows, value) for label, value in labels.items()}, **table})
     return {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}

@@ -16,7 +16,6 @@ import numpy as np
 
 from hpctk.errors import HpctkError
 from hpctk.stats import metrics
-from hpctk.stats.aligned import shifts
 from hpctk.stats.read import RankStats, RunStats
 from hpctk.telemetry.schema import CALLS, LABELS, STEPS
 
@@ -75,7 +74,7 @@ def write(run: RunStats, file: IO[str], cut: Cut = Cut()) -> tuple[int, list[str
             comma = ",\n"
     begins = 0.0
     for recording in run.recordings:
-        offsets = shifts(recording)
+        offsets = recording.clock_shifts()
         for rank in (rank for rank in wanted if rank in recording.ranks):
             stats, origin = recording.ranks[rank], begins + offsets[rank]
             try:

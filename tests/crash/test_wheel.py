@@ -41,6 +41,7 @@ def test_templates_and_data_are_in_it(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"hpctk/templates/{kind}.sbatch" for kind in KINDS} <= names
     assert {"hpctk/data/digits.h5", "hpctk/py.typed"} <= names
+    assert {"hpctk/stats/report/page.css", "hpctk/stats/report/page.js"} <= names
 
 
 PROGRAM = """

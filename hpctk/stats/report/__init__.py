@@ -1,8 +1,8 @@
 """What statistics say, for people: text, one HTML page, JSON, several runs side by side.
 
-account     a run's files, added up over ranks and starts of training: calls, matrix, curve
-document    everything that is shown, as plain values: the --json
+account     a run's files, added up over ranks and starts of training; curve: step by step
+document    everything that is shown, as plain values: the --json; findings: what is said in words
 text        that for a terminal; its sections are a list
-page        that for a browser, with the figures: one per file; their list is in figures
+page        that for a browser, with the figures; their list is in figures, they are drawn by svg
 compare     the documents of several runs side by side
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ POINTS = 300
 ROWS = 4_000_000
 #: What steps count.
 COUNTS = ("rounds", "uploads", "skips", "clipped", "skipped", "fallbacks")
-_MEANS = ("seconds", "sent_bytes", "dense_bytes", "exposed_s")
+#: Columns of which the mean is shown.
+MEANS = ("seconds", "sent_bytes", "dense_bytes", "exposed_s")
 
 
 def chosen(ranks: list[int], rows: int) -> list[int]:
@@ -31,7 +31,7 @@ class Course:
 
     def __init__(self) -> None:
         self.step = np.zeros(0, np.int64)
-        self._sums = {name: np.zeros(0) for name in (*_MEANS, "loss", "ranks", "told")}
+        self._sums = {name: np.zeros(0) for name in (*MEANS, "loss", "ranks", "losses")}
 
     def add(self, steps: dict[str, Any]) -> tuple[dict[str, float], int]:
         """Add one rank's steps; return what they count, and how many numbers made no sense."""
@@ -40,20 +40,20 @@ class Course:
             self.step = np.array(steps["step"])
             for name, old in self._sums.items():
                 self._sums[name] = np.concatenate([old, np.zeros(rows - len(old))])
-        for name in _MEANS:
-            values, senseless = metrics.clean(steps[name])
+        for name in MEANS:
+            values, bad_values = metrics.clean(steps[name])
             self._sums[name][:rows] += values
-            bad += senseless
+            bad += bad_values
         loss = np.asarray(steps["loss"], np.float64)
-        told = np.abs(loss) <= metrics.LARGEST
-        self._sums["loss"][:rows] += np.where(told, loss, 0.0)
-        self._sums["told"][:rows] += told
+        known = np.abs(loss) <= metrics.LARGEST
+        self._sums["loss"][:rows] += np.where(known, loss, 0.0)
+        self._sums["losses"][:rows] += known
         self._sums["ranks"][:rows] += 1
         counts = {}
         for name in COUNTS:
-            values, senseless = metrics.clean(steps[name])
+            values, bad_values = metrics.clean(steps[name])
             counts[name] = float(values.sum())
-            bad += senseless
+            bad += bad_values
         return counts, bad
 
     def mean(self, name: str) -> Any:
@@ -62,49 +62,35 @@ class Course:
 
     @property
     def loss(self) -> Any:
-        """The mean loss of the ranks that told one, NaN where none did."""
-        told = self._sums["told"]
-        return np.where(told > 0, self._sums["loss"] / np.maximum(told, 1), np.nan)
+        """The mean loss of the ranks that had one, NaN where none did."""
+        losses = self._sums["losses"]
+        return np.where(losses > 0, self._sums["loss"] / np.maximum(losses, 1), np.nan)
 
     def sums(self) -> dict[str, float]:
         """Return the sums over all rows of all ranks, and their number as `rows`."""
-        return {name: float(self._sums[name].sum()) for name in _MEANS} | {
-            "rows": float(self._sums["ranks"].sum())
-        }
+        sums = {name: float(self._sums[name].sum()) for name in MEANS}
+        return {**sums, "rows": float(self._sums["ranks"].sum())}
 
 
-@dataclass
-class Curve:
-    """A run's course in at most about POINTS points: bytes and seconds have been added up since its first step."""
+def curve(courses: list[Course], points: int = POINTS) -> dict[str, list[Any]]:
+    """Return a run's course, from those of its recordings one after the other, in at most `points` points.
 
-    step: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    sent_bytes: list[float] = field(default_factory=list)
-    dense_bytes: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
-    step_sent_bytes: list[float] = field(default_factory=list)
-    step_dense_bytes: list[float] = field(default_factory=list)
-    loss: list[float] = field(default_factory=list)
-
-
-def curve(courses: list[Course], points: int = POINTS) -> Curve:
-    """Return the course of a run from those of its recordings, one after the other."""
-    found = Curve()
-    total = sum(len(one.step) for one in courses)
-    if total == 0:
-        return found
-    step = np.concatenate([one.step for one in courses])
-    loss = np.concatenate([one.loss for one in courses])
-    each = {name: np.concatenate([one.mean(name) for one in courses]) for name in _MEANS}
-    places = metrics.bins(total, points)
-    # Where a point's last step is: what had been sent, and how long it had taken, by then.
-    last = np.flatnonzero(np.diff(places, append=places[-1] + 1))
-    found.step = [int(one) for one in step[last]]
-    found.seconds = np.cumsum(each["seconds"])[last].tolist()
-    found.sent_bytes = np.cumsum(each["sent_bytes"])[last].tolist()
-    found.dense_bytes = np.cumsum(each["dense_bytes"])[last].tolist()
-    found.step_s = metrics.bin_means(each["seconds"], places).tolist()
-    found.step_sent_bytes = metrics.bin_means(each["sent_bytes"], places).tolist()
-    found.step_dense_bytes = metrics.bin_means(each["dense_bytes"], places).tolist()
-    found.loss = metrics.bin_means(loss, places).tolist()
-    return found
+    `seconds`, `sent_bytes` and `dense_bytes` are sums since its first step, `step_...` means over a point's steps.
+    """
+    keys = ("seconds", "sent_bytes", "dense_bytes")
+    total = sum(len(course.step) for course in courses)
+    bins = metrics.bins(total, points)
+    # The last step of every point.
+    last = np.flatnonzero(np.diff(bins, append=points))
+    columns = {key: np.concatenate([np.zeros(0), *(course.mean(key) for course in courses)]) for key in keys}
+    columns["loss"] = np.concatenate([np.zeros(0), *(course.loss for course in courses)])
+    means = {key: metrics.bin_means(values, bins).tolist() for key, values in columns.items()}
+    steps = np.concatenate([np.zeros(0, np.int64), *(course.step for course in courses)])
+    return {
+        "step": steps[last].tolist(),
+        **{key: np.cumsum(columns[key])[last].tolist() for key in keys},
+        "step_s": means["seconds"],
+        "step_sent_bytes": means["sent_bytes"],
+        "step_dense_bytes": means["dense_bytes"],
+        "loss": means["loss"],
+    }

@@ -1,87 +1,94 @@
-"""A report as one page for a browser: no other file, no network. What comes from a file is escaped."""
+"""A report as one page for a browser: no other file, no network. What comes from a file is escaped.
+
+page.css is its style. page.js sorts tables: a click on a column's head sorts by it, numbers the largest first, another
+one reverses it. Cells carry what they are sorted by (data-v), because 9 kB is less than 1 MB; #sort=TABLE,COLUMN in the
+address sorts at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
-from hpctk.stats.report.described import called, library, moment, places, state, typed
-from hpctk.stats.report.extremes import extremes
-from hpctk.stats.report.figures import FIGURES, Figure, Material
-from hpctk.stats.report.numbers import (
-    bytes_text,
-    count,
-    percent,
-    plural,
-    rate_text,
-    seconds_text,
-    times,
-)  # fmt: skip
-from hpctk.stats.report.page_script import SCRIPT
-from hpctk.stats.report.page_style import STYLE
+from hpctk.stats.report import findings as words
+from hpctk.stats.report.figures import FIGURES, Material
+from hpctk.stats.report.numbers import bytes_text, count, percent, plural, rate_text, seconds_text, times
 from hpctk.stats.report.svg import escaped
 
+Document = dict[str, Any]
 #: Rows of tables; of more ranks the extreme ones, of more calls those that took longest.
 RANKS, CALLS = 1000, 300
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its head, and from a row to a text or to a number and its text."""
+    """A column of a table: its head, from a row to a value (or its key), and from a number to its text."""
 
     head: str
-    value: Callable[[dict[str, Any]], Any]
+    value: str | Callable[[Document], Any]
     show: Callable[[Any], str] | None = None
+
+    def of(self, row: Document) -> Any:
+        """Return a row's value."""
+        return row[self.value] if isinstance(self.value, str) else self.value(row)
 
 
 def framed(title: str, body: str) -> str:
-    """Return a whole page."""
+    """Return a complete page."""
+    style, script = (
+        "\n" + resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("css", "js")
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # Even text that had slipped through could load and send nothing.
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; img-src data:\">\n"
-        f"<title>{escaped(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
+        f"<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
 def page(material: Material) -> str:
     """Return the page of one run."""
     document = material.document
-    drawn = "\n".join(figure(one, one.draw(material)) for one in FIGURES)
-    body = "\n".join(
-        [
-            _header(document),
-            warnings(document["missing"]),
-            _said(document["findings"]),
-            _tiles(document),
-            f'<div class="figures">\n{drawn}\n</div>',
-            _ranks(document),
-            _calls(document),
-            _starts(document),
-        ]
+    figures = "\n".join(
+        figure(one.title, one.draw(material), one.empty, one.caption, one.shape, one.legend)
+        for one in FIGURES
     )
-    return framed(f"hpctk: {document['run']}", body)
+    findings = [text[:1].upper() + text[1:] for text in document["findings"]]
+    parts = [
+        _header(document),
+        warnings(document["missing"]),
+        f'<div class="said">{_paragraphs(findings)}</div>',
+        _tiles(document),
+        f'<div class="figures">\n{figures}\n</div>',
+        _ranks(document),
+        _calls(document),
+        _starts(document),
+    ]
+    return framed(f"hpctk: {document['run']}", "\n".join(parts))
 
 
-def figure(one: Figure, drawing: str) -> str:
-    """Return a figure with its title, legend and caption; where there is no drawing, why."""
-    inside = (
-        f'<div class="scroll">{drawing}</div>'
-        if drawing
-        else f'<p class="empty-figure">{escaped(one.empty)}</p>'
-    )
-    legend = "".join(f'<span><i class="{kind}"></i>{escaped(name)}</span>' for kind, name in one.legend)
-    shape = f"card {one.shape}" if one.shape and drawing else "card"
+def figure(
+    title: str,
+    drawing: str,
+    empty: str,
+    caption: str = "",
+    shape: str = "",
+    legend: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return a figure with its title, legend and caption; where there is no drawing, `empty` says why."""
+    if not drawing:
+        inside = f'<p class="empty-figure">{escaped(empty)}</p>'
+        return f'<figure class="card"><h2>{escaped(title)}</h2>{inside}</figure>'
+    marks = "".join(f'<span><i class="{kind}"></i>{escaped(name)}</span>' for kind, name in legend)
     return (
-        f'<figure class="{shape}"><h2>{escaped(one.title)}</h2>'
-        + (f'<div class="legend">{legend}</div>' if legend and drawing else "")
-        + inside
-        + (f"<figcaption>{escaped(one.caption)}</figcaption>" if drawing else "")
-        + "</figure>"
+        f'<figure class="{f"card {shape}".strip()}"><h2>{escaped(title)}</h2>'
+        + (f'<div class="legend">{marks}</div>' if marks else "")
+        + f'<div class="scroll">{drawing}</div><figcaption>{escaped(caption)}</figcaption></figure>'
     )
 
 
@@ -90,7 +97,7 @@ def warnings(missing: Sequence[str]) -> str:
     return f'<div class="warn">{_paragraphs(missing)}</div>' if missing else ""
 
 
-def table(name: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
+def table(name: str, columns: Sequence[Column], rows: Sequence[Document]) -> str:
     """Return a table that can be sorted by any column; `name` is its id."""
     heads = "".join(
         f'<th{"" if one.show else " class=l"} aria-sort="none"><button type="button">{escaped(one.head)}</button></th>'
@@ -100,8 +107,8 @@ def table(name: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) 
     return f'<div class="rows"><table id="{name}"><thead><tr>{heads}</tr></thead><tbody>\n{lines}</tbody></table></div>'
 
 
-def _cell(column: Column, row: dict[str, Any]) -> str:
-    value = column.value(row)
+def _cell(column: Column, row: Document) -> str:
+    value = column.of(row)
     if column.show is None:
         return f'<td class="l" title="{escaped(value)}">{escaped(value)}</td>'
     return f'<td data-v="{-1 if value is None else format(value, ".6g")}">{escaped(column.show(value))}</td>'
@@ -112,108 +119,97 @@ def _paragraphs(texts: Sequence[str]) -> str:
     return "".join(f"<p>{escaped(text).replace(' %', '&nbsp;%')}</p>" for text in texts)
 
 
-def _said(findings: Sequence[str]) -> str:
-    return f'<div class="said">{_paragraphs([text[:1].upper() + text[1:] for text in findings])}</div>'
-
-
-def _header(document: dict[str, Any]) -> str:
-    totals, last = document["totals"], document["recordings"][-1]
+def _header(document: Document) -> str:
+    recordings, totals = document["recordings"], document["totals"]
+    last, starts = recordings[-1], plural(len(recordings), "start")
     facts = {
-        "ranks": places(totals),
-        "method": called(last["settings"], last["method"]),
-        "library": library(last),
-        "command": typed(last["command"]),
-        "began": moment(document["recordings"][0]["began"]),
-        "recorded": f"{seconds_text(totals['wall_s'])} in {plural(len(document['recordings']), 'start')}; "
-        f"the last: {state(last)}",
+        "ranks": words.ranks_text(totals),
+        "method": words.method_text(last),
+        "library": words.library_text(last),
+        "command": words.command_text(last),
+        "began": words.began_text(recordings[0]),
+        "recorded": f"{seconds_text(totals['wall_s'])} in {starts}; the last: {words.state_text(last)}",
     }
-    shown = "".join(
-        f"<dt>{escaped(name)}</dt><dd>{escaped(text or '?')}</dd>" for name, text in facts.items()
-    )
+    shown = "".join(f"<dt>{name}</dt><dd>{escaped(text or '?')}</dd>" for name, text in facts.items())
     return f"<h1>{escaped(document['run'])}</h1>\n<dl>{shown}</dl>"
 
 
-def _tiles(document: dict[str, Any]) -> str:
-    step, pop, found = document["per_step"], document["efficiency"], document["compression"]
-    tiles = [
-        ("steps", count(document["totals"]["steps"])),
-        ("a step", seconds_text(step["seconds"])),
-        ("sent a step and rank", bytes_text(step["sent_bytes"])),
-        ("averaging / sent", times(step["dense_sent"])),
-        ("dense / payload", times(found["dense_payload"])),
-        ("dense / wire", times(found["dense_wire"])),
-        ("load balance", percent(pop["load_balance"])),
-        ("communication efficiency", percent(pop["communication"])),
-        ("parallel efficiency", percent(pop["parallel"])),
-        ("exposed communication", percent(step["exposed_share"])),
-    ]
-    counts = document["counts"]
-    tiles += [(name, count(counts[name])) for name in counts if name != "ranks" and counts[name]]
+def _tiles(document: Document) -> str:
+    step, pop, ratios = document["per_step"], document["efficiency"], document["compression"]
+    tiles = {
+        "steps": count(document["totals"]["steps"]),
+        "a step": seconds_text(step["seconds"]),
+        "sent a step and rank": bytes_text(step["sent_bytes"]),
+        "averaging / sent": times(step["dense_sent"]),
+        "dense / payload": times(ratios["dense_payload"]),
+        "dense / wire": times(ratios["dense_wire"]),
+        "load balance": percent(pop["load_balance"]),
+        "communication efficiency": percent(pop["communication"]),
+        "parallel efficiency": percent(pop["parallel"]),
+        "exposed communication": percent(step["exposed_share"]),
+    }
+    tiles |= {name: count(n) for name, n in document["counts"].items() if name != "ranks" and n}
     shown = "".join(
-        f'<div class="tile"><b>{escaped(value)}</b><span class="soft">{escaped(name)}</span></div>'
-        for name, value in tiles
+        f'<div class="tile"><b>{escaped(value)}</b><span class="soft">{name}</span></div>'
+        for name, value in tiles.items()
     )
     return f'<div class="tiles">{shown}</div>'
 
 
-def _of(key: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda row: row[key]
-
-
 RANK_COLUMNS = (
-    Column("rank", _of("rank"), count),
-    Column("host", _of("host")),
-    Column("steps", _of("steps"), count),
-    Column("time", _of("steps_s"), seconds_text),
-    Column("computing", _of("computing_s"), seconds_text),
-    Column("communication", _of("communication_s"), seconds_text),
-    Column("exposed", _of("exposed_s"), seconds_text),
-    Column("waits", _of("waiting_share"), percent),
-    Column("sent", _of("sent_bytes"), bytes_text),
-    Column("received", _of("received_bytes"), bytes_text),
-    Column("messages", _of("messages"), count),
-    Column("dense/wire", _of("dense_wire"), times),
-    Column("bytes unknown", _of("uncounted_calls"), count),
+    Column("rank", "rank", count),
+    Column("host", "host"),
+    Column("steps", "steps", count),
+    Column("time", "steps_s", seconds_text),
+    Column("computing", "computing_s", seconds_text),
+    Column("communication", "communication_s", seconds_text),
+    Column("exposed", "exposed_s", seconds_text),
+    Column("waits", "waiting_share", percent),
+    Column("sent", "sent_bytes", bytes_text),
+    Column("received", "received_bytes", bytes_text),
+    Column("messages", "messages", count),
+    Column("dense/wire", "dense_wire", times),
+    Column("bytes unknown", "uncounted_calls", count),
 )
 CALL_COLUMNS = (
-    Column("operation", _of("operation")),
-    Column("schedule", _of("schedule")),
-    Column("compressor", _of("compressor")),
-    Column("tensor", _of("tensor")),
-    Column("communicator", _of("communicator")),
-    Column("calls", _of("calls"), count),
-    Column("seconds", _of("seconds"), seconds_text),
-    Column("longest", _of("longest_s"), seconds_text),
-    Column("waiting", _of("waiting_s"), seconds_text),
+    Column("operation", "operation"),
+    Column("schedule", "schedule"),
+    Column("compressor", "compressor"),
+    Column("tensor", "tensor"),
+    Column("communicator", "communicator"),
+    Column("calls", "calls", count),
+    Column("seconds", "seconds", seconds_text),
+    Column("longest", "longest_s", seconds_text),
+    Column("waiting", "waiting_s", seconds_text),
     Column(
-        "sent", lambda row: None if row["uncounted_calls"] >= row["calls"] else row["sent_bytes"], bytes_text
+        "sent", lambda row: row["sent_bytes"] if row["uncounted_calls"] < row["calls"] else None, bytes_text
     ),
-    Column("messages", _of("messages"), count),
-    Column("dense/payload", _of("dense_payload"), times),
-    Column("bus bandwidth", _of("bus_bytes_per_s"), rate_text),
-    Column("bytes unknown", _of("uncounted_calls"), count),
+    Column("messages", "messages", count),
+    Column("dense/payload", "dense_payload", times),
+    Column("bus bandwidth", "bus_bytes_per_s", rate_text),
+    Column("bytes unknown", "uncounted_calls", count),
 )
 START_COLUMNS = (
-    Column("start", _of("number"), count),
-    Column("began", lambda row: moment(row["began"])),
-    Column("ranks", _of("size"), count),
-    Column("files", _of("files"), count),
-    Column("steps", _of("steps"), count),
-    Column("seconds", _of("wall_s"), seconds_text),
-    Column("method", _of("method")),
-    Column("state", state),
+    Column("start", "number", count),
+    Column("began", words.began_text),
+    Column("ranks", "size", count),
+    Column("files", "files", count),
+    Column("steps", "steps", count),
+    Column("seconds", "wall_s", seconds_text),
+    Column("method", "method"),
+    Column("state", words.state_text),
 )
 
 
-def _ranks(document: dict[str, Any]) -> str:
-    shown, left = extremes(document["ranks"], RANKS)
+def _ranks(document: Document) -> str:
+    shown, left = words.extremes(document["ranks"], RANKS)
     note = (
         f'<p class="soft">{plural(left, "rank")} between these left out; --json has all.</p>' if left else ""
     )
     return f"<section><h2>Ranks</h2>{table('ranks', RANK_COLUMNS, shown)}{note}</section>"
 
 
-def _calls(document: dict[str, Any]) -> str:
+def _calls(document: Document) -> str:
     left = max(0, len(document["calls"]) - CALLS)
     note = (
         f'<p class="soft">{plural(left, "other kind")} of calls left out; --json has all.</p>' if left else ""
@@ -222,7 +218,7 @@ def _calls(document: dict[str, Any]) -> str:
     return f"<section><h2>Calls, added up over all ranks</h2>{body}{note}</section>"
 
 
-def _starts(document: dict[str, Any]) -> str:
+def _starts(document: Document) -> str:
     if len(document["recordings"]) < 2:
         return ""
     body = table("starts", START_COLUMNS, document["recordings"][-200:])

@@ -1,26 +1,19 @@
-"""A report for a terminal, from its document. A section is a function; a new one is one entry in SECTIONS."""
+"""A report for a terminal of 80 columns, from its document. A new section is a function and an entry in SECTIONS."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hpctk.stats.report.described import called, library, moment, places, state, typed
-from hpctk.stats.report.extremes import extremes
-from hpctk.stats.report.layout import bar, facts, sentences, table
-from hpctk.stats.report.numbers import (
-    bytes_text,
-    count,
-    percent,
-    plural,
-    rate_text,
-    seconds_text,
-    shortened,
-    times,
-)  # fmt: skip
+from hpctk.stats.report import findings as words
+from hpctk.stats.report.numbers import bytes_text, count, percent, plural, seconds_text, shortened, times
 
 Document = dict[str, Any]
+WIDTH = 80
+#: A column is not made narrower than this.
+NARROWEST = 4
 #: Rows of tables of ranks, and of calls.
 RANKS, CALLS = 16, 8
 
@@ -35,71 +28,112 @@ def text(document: Document) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, shrink: Sequence[int] = ()
+) -> str:
+    """Return rows under a head, at most WIDTH wide.
+
+    Parameters
+    ----------
+    head, rows
+        Cells.
+    left : int
+        So many columns are flush left, the others flush right.
+    shrink : sequence of int
+        The columns whose texts are shortened where all is too wide, the first one first.
+    """
+    cells = [head, *rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else 1
+    excess = sum(widths) + gap * (len(widths) - 1) - WIDTH
+    for column in shrink:
+        taken = max(0, min(excess, widths[column] - NARROWEST))
+        widths[column] -= taken
+        excess -= taken
+    lines = [[shortened(text, width) for text, width in zip(row, widths, strict=True)] for row in cells]
+    lines.insert(1, ["-" * width for width in widths])
+    aligned = [
+        [text.ljust(widths[i]) if i < left else text.rjust(widths[i]) for i, text in enumerate(line)]
+        for line in lines
+    ]
+    return "\n".join((" " * gap).join(line).rstrip() for line in aligned)
+
+
+def sentences(texts: Sequence[str], mark: str = "") -> str:
+    """Return sentences, each on lines of its own, wrapped; `mark` before each."""
+    return "\n".join(_wrapped(mark, text) for text in texts)
+
+
+def _wrapped(start: str, text: str) -> str:
+    """Return a text after `start`, wrapped under itself."""
+    indent = " " * len(start)
+    return textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar of at most `width` characters; what is not nothing has at least one."""
+    length = round(max(0.0, min(1.0, share)) * width)
+    return "#" * max(length, 1 if share > 0 else 0)
+
+
 def _header(document: Document) -> str:
     totals, recordings = document["totals"], document["recordings"]
-    last = recordings[-1]
-    return facts(
-        [
-            ("run", document["run"]),
-            ("starts", f"{len(recordings)} (totals are over all of them)" if len(recordings) > 1 else "1"),
-            ("ranks", places(totals)),
-            ("method", called(last["settings"], last["method"])),
-            ("library", f"{library(last)}" + (f"; hpctk {last['hpctk']}" if last["hpctk"] else "")),
-            ("command", typed(last["command"])),
-            ("began", moment(recordings[0]["began"])),
-            (
-                "steps",
-                f"{count(totals['steps'])} in {seconds_text(document['efficiency']['runtime_s'])}; "
-                f"recorded {seconds_text(totals['wall_s'])}",
-            ),
-            ("state", state(last)),
-        ]
-    )
+    last, runtime_s = recordings[-1], document["efficiency"]["runtime_s"]
+    facts = {
+        "run": document["run"],
+        "starts": f"{len(recordings)} (totals are over all of them)" if len(recordings) > 1 else "1",
+        "ranks": words.ranks_text(totals),
+        "method": words.method_text(last),
+        "library": words.library_text(last) + (f"; hpctk {last['hpctk']}" if last["hpctk"] else ""),
+        "command": words.command_text(last),
+        "began": words.began_text(recordings[0]),
+        "steps": f"{count(totals['steps'])} in {seconds_text(runtime_s)}; recorded {seconds_text(totals['wall_s'])}",
+        "state": words.state_text(last),
+    }
+    return "\n".join(_wrapped(f"{name:<9}", value) for name, value in facts.items() if value)
 
 
 def _starts(document: Document) -> str:
     if len(document["recordings"]) < 2:
         return ""
     rows = [
-        [str(one["number"]), moment(one["began"]), str(one["size"]), str(one["files"]), count(one["steps"]),
-         seconds_text(one["wall_s"]), one["method"], state(one)]
+        [str(one["number"]), words.began_text(one), str(one["size"]), str(one["files"]), count(one["steps"]),
+         seconds_text(one["wall_s"]), one["method"], words.state_text(one)]
         for one in document["recordings"][-20:]
     ]  # fmt: skip
+    head = ["start", "began", "ranks", "files", "steps", "seconds", "method", "state"]
     left = len(document["recordings"]) - len(rows)
-    shown = table(
-        ["start", "began", "ranks", "files", "steps", "seconds", "method", "state"], rows, shrink=[6, 7]
-    )
-    return shown + (f"\nand {plural(left, 'earlier start')} more" if left else "")
+    return table(head, rows, shrink=[6, 7]) + (f"\nand {plural(left, 'earlier start')} more" if left else "")
+
+
+def _explained(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Return names, values and what they mean."""
+    return "\n".join(f"{name:<26}{value:>9}  {meaning}" for name, value, meaning in rows)
 
 
 def _efficiency(document: Document) -> str:
-    found, step = document["efficiency"], document["per_step"]
-    rows = [
-        ["load balance", percent(found["load_balance"]), "mean / maximum of the ranks' useful time"],
-        ["communication efficiency", percent(found["communication"]), "maximum of useful time / runtime"],
-        ["parallel efficiency", percent(found["parallel"]), "their product"],
-        [
-            "step",
-            seconds_text(step["seconds"]),
-            f"of which exposed communication {seconds_text(step['exposed_s'])}",
-        ],
-    ]
-    return "\n".join(f"{name:<26}{value:>9}  {what}" for name, value, what in rows)
+    pop, step = document["efficiency"], document["per_step"]
+    exposed = f"of which exposed communication {seconds_text(step['exposed_s'])}"
+    return _explained([
+        ("load balance", percent(pop["load_balance"]), "mean / maximum of the ranks' useful time"),
+        ("communication efficiency", percent(pop["communication"]), "maximum of useful time / runtime"),
+        ("parallel efficiency", percent(pop["parallel"]), "their product"),
+        ("step", seconds_text(step["seconds"]), exposed),
+    ])  # fmt: skip
 
 
 def _compression(document: Document) -> str:
-    found, step = document["compression"], document["per_step"]
-    rows = [
-        ["dense / payload", times(found["dense_payload"]), "tensors as they are / as written down"],
-        ["dense / wire", times(found["dense_wire"]), "what calls would send uncompressed / sent"],
-        ["averaging / sent, per step", times(step["dense_sent"]),
-         f"{bytes_text(step['dense_bytes'])} / {bytes_text(step['sent_bytes'])}"],
-    ]  # fmt: skip
-    return "\n".join(f"{name:<26}{value:>9}  {what}" for name, value, what in rows)
+    ratios, step = document["compression"], document["per_step"]
+    averaging = f"{bytes_text(step['dense_bytes'])} / {bytes_text(step['sent_bytes'])}"
+    return _explained([
+        ("dense / payload", times(ratios["dense_payload"]), "tensors as they are / as written down"),
+        ("dense / wire", times(ratios["dense_wire"]), "what calls would send uncompressed / sent"),
+        ("averaging / sent, per step", times(step["dense_sent"]), averaging),
+    ])  # fmt: skip
 
 
 def _ranks(document: Document) -> str:
-    shown, left = extremes(document["ranks"], RANKS)
+    shown, left = words.extremes(document["ranks"], RANKS)
     rows = [
         [str(one["rank"]), one["host"] or "?", count(one["steps"]), seconds_text(one["steps_s"]),
          seconds_text(one["communication_s"]), seconds_text(one["exposed_s"]), percent(one["waiting_share"]),
@@ -107,12 +141,12 @@ def _ranks(document: Document) -> str:
         for one in shown
     ]  # fmt: skip
     head = ["rank", "host", "steps", "time", "comm", "exposed", "waits", "sent", "received", "d/wire"]
-    found = table(head, rows, left=2, shrink=[1, 2])
+    lines = [table(head, rows, left=2, shrink=[1, 2])]
     if left:
-        found += f"\n{plural(left, 'rank')} between these left out; --json has all"
+        lines.append(f"{plural(left, 'rank')} between these left out; --json has all")
     if any(one["uncounted_calls"] for one in document["ranks"]):
-        found += "\nwithout the calls whose bytes only the library knows"
-    return found
+        lines.append("without the calls whose bytes only the library knows")
+    return "\n".join(lines)
 
 
 def _calls(document: Document, key: str) -> str:
@@ -121,7 +155,7 @@ def _calls(document: Document, key: str) -> str:
     rows = [
         [one["operation"], one["schedule"], one["compressor"] or "-", one["tensor"] or "-", count(one["calls"]),
          seconds_text(one["seconds"]), percent(one[key] / total),
-         _bytes(one), rate_text(one["bus_bytes_per_s"]) if one["bus_bytes_per_s"] else "-"]
+         _sent(one), f"{bytes_text(one['bus_bytes_per_s'])}/s" if one["bus_bytes_per_s"] else "-"]
         for one in top
         if one[key] > 0
     ]  # fmt: skip
@@ -133,11 +167,11 @@ def _calls(document: Document, key: str) -> str:
     return shown + (f"\nand {plural(left, 'other kind')} of calls" if left else "")
 
 
-def _bytes(one: dict[str, Any]) -> str:
+def _sent(calls: Document) -> str:
     """Return what was sent; where nobody knows, "?"."""
-    if one["uncounted_calls"] >= one["calls"]:
+    if calls["uncounted_calls"] >= calls["calls"]:
         return "?"
-    return bytes_text(one["sent_bytes"]) + ("+?" if one["uncounted_calls"] else "")
+    return bytes_text(calls["sent_bytes"]) + ("+?" if calls["uncounted_calls"] else "")
 
 
 def _sizes(document: Document) -> str:
@@ -146,47 +180,40 @@ def _sizes(document: Document) -> str:
     if not used:
         return ""
     most = max(bins[i]["messages"] for i in used)
-    rows = [
-        [f"{bytes_text(one['lower_bytes'] if i else 0)} to {bytes_text(2 * one['lower_bytes'])}",
-         count(one["messages"]), bytes_text(one["sent_bytes"]), bar(one["messages"] / most, 34)]
-        for i, one in enumerate(bins)
-        if used[0] <= i <= used[-1]
-    ]  # fmt: skip
-    rows = _without_gaps(rows)
-    return "\n".join(
-        f"{a:>20} {b:>11} {c:>9} {d}".rstrip() for a, b, c, d in [["", "messages", "bytes", ""], *rows]
-    )
-
-
-def _without_gaps(rows: list[list[str]]) -> list[list[str]]:
-    """Return rows, with dots for three or more in a row that have no bar."""
-    kept: list[list[str]] = []
-    for bare, group in itertools.groupby(rows, key=lambda row: not row[-1]):
-        some = list(group)
-        kept += [["...", "", "", ""]] if bare and len(some) > 2 else some
-    return kept
+    rows = [["", "messages", "bytes", ""]]
+    for empty, group in itertools.groupby(range(used[0], used[-1] + 1), lambda i: bins[i]["messages"] <= 0):
+        members = list(group)
+        if empty and len(members) > 2:
+            rows.append(["...", "", "", ""])
+            continue
+        for i in members:
+            lower, messages = bins[i]["lower_bytes"], bins[i]["messages"]
+            range_text = f"{bytes_text(lower if i else 0)} to {bytes_text(2 * lower)}"
+            rows.append(
+                [range_text, count(messages), bytes_text(bins[i]["sent_bytes"]), bar(messages / most, 34)]
+            )
+    return "\n".join(f"{a:>20} {b:>11} {c:>9} {d}".rstrip() for a, b, c, d in rows)
 
 
 def _imbalance(document: Document) -> str:
-    if len(document["ranks"]) < 2:
+    if len(document["ranks"]) < 2 or not document["imbalance"]:
         return ""
-    show = {"bytes sent": bytes_text}
-    rows = [
-        [one["of"], percent(one["excess"]), show.get(one["of"], seconds_text)(one["most"]),
-         show.get(one["of"], seconds_text)(one["mean"]), f"{one['rank']} on {shortened(one['host'] or '?', 24)}"]
-        for one in document["imbalance"]
-    ]  # fmt: skip
-    return table(["of", "excess", "most", "mean", "rank with most"], rows) if rows else ""
+    rows = []
+    for one in document["imbalance"]:
+        show = bytes_text if one["of"] == "bytes sent" else seconds_text
+        rank = f"{one['rank']} on {shortened(one['host'] or '?', 24)}"
+        rows.append([one["of"], percent(one["excess"]), show(one["most"]), show(one["mean"]), rank])
+    return table(["of", "excess", "most", "mean", "rank with most"], rows)
 
 
 def _counts(document: Document) -> str:
     counts = document["counts"]
-    named = {
+    names = {
         "rounds": "exchanges of gradients, updates or models", "uploads": "uploads (SASG)",
         "skips": "uploads without need (SASG)", "clipped": "steps with a clipped gradient (CELGC)",
         "skipped": "steps skipped for a bad gradient", "fallbacks": "groups that fell back to the mean (AdaCons)",
     }  # fmt: skip
-    lines = [f"{count(counts[name]):>12}  {what}" for name, what in named.items() if counts[name]]
+    lines = [f"{count(counts[key]):>12}  {name}" for key, name in names.items() if counts[key]]
     return "\n".join([*lines, "over all ranks and steps"]) if lines else ""
 
 

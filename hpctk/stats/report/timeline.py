@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hpctk.errors import HpctkError
-from hpctk.stats.aligned import shifts
 from hpctk.stats.read import RankStats, RecordingStats, RunStats
 
 #: Lanes, steps, and calls in a lane.
@@ -43,9 +43,9 @@ def lanes(
         chosen = _ranks(recording, slowest)
         window = _window(recording, chosen, first, last)
         if window is not None:
-            offsets = shifts(recording)
-            found = [_lane(recording.ranks[rank], *window, offsets[rank]) for rank in chosen]
-            return [one for one in found if one.steps or one.calls]
+            shifts = recording.clock_shifts()
+            drawn = [_lane(recording.ranks[rank], *window, shifts[rank]) for rank in chosen]
+            return [lane for lane in drawn if lane.steps or lane.calls]
     return []
 
 
@@ -77,26 +77,22 @@ def _window(
 
 def _lane(stats: RankStats, first: int, last: int, shift: float) -> Lane:
     lane = Lane(stats.rank, str(stats.attributes.get("host", "?"))[:64])
-    try:
+    # What could be read of this lane is shown; the report says elsewhere which files are damaged.
+    with suppress(HpctkError, OSError):
         steps = stats.part("steps", ("step", "start_s", "seconds"))
         for i in _rows(steps["step"], first, last, STEPS * 4):
             begin = float(steps["start_s"][i])
-            lane.steps.append(
-                (int(steps["step"][i]), begin + shift, begin + float(steps["seconds"][i]) + shift)
-            )
+            end = begin + float(steps["seconds"][i])
+            if _sound(begin + shift, end + shift):
+                lane.steps.append((int(steps["step"][i]), begin + shift, end + shift))
         rows = _rows(stats.part("calls", ("step",))["step"], first, last, CALLS)
         if len(rows):
-            from_row, to_row = int(rows[0]), int(rows[-1]) + 1
-            calls = stats.part("calls", _COLUMNS, slice(from_row, to_row))
-            for i in range(len(calls["start_s"])):
-                call = {name: calls[name][i].item() for name in _COLUMNS}
+            calls = stats.part("calls", _COLUMNS, slice(int(rows[0]), int(rows[-1]) + 1))
+            for values in zip(*(calls[name].tolist() for name in _COLUMNS), strict=True):
+                call = dict(zip(_COLUMNS, values, strict=True))
                 call["start_s"], call["end_s"] = call["start_s"] + shift, call["end_s"] + shift
-                lane.calls.append(call)
-    except (HpctkError, OSError):
-        # What could be read of this lane is shown; the report says elsewhere which files are damaged.
-        pass
-    lane.steps = [one for one in lane.steps if _sound(one[1], one[2])]
-    lane.calls = [one for one in lane.calls if _sound(one["start_s"], one["end_s"])]
+                if _sound(call["start_s"], call["end_s"]):
+                    lane.calls.append(call)
     return lane
 
 

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from stats_memory import run
 
-from hpctk.stats.report import compare, compare_page
+from hpctk.stats.report import compare
 from hpctk.stats.report.account import account
 from hpctk.stats.report.document import document
 from hpctk.stats.report.figures import Material
@@ -83,7 +83,7 @@ def side_by_side():
     ]
     for i, one in enumerate(documents):
         one["run"] = f"runs/with-a-rather-long-name-{i}"
-    return compare_page.page(compare.comparison(documents), documents)
+    return compare.page(compare.comparison(documents), documents)
 
 
 PAGES = {

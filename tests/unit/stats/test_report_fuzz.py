@@ -9,13 +9,12 @@ import pytest
 from stats_files import write_run
 
 from hpctk.stats.read import load
-from hpctk.stats.report import compare, compare_page
+from hpctk.stats.report import compare
 from hpctk.stats.report.account import account
 from hpctk.stats.report.document import document
 from hpctk.stats.report.figures import Material
-from hpctk.stats.report.layout import WIDTH
 from hpctk.stats.report.page import page
-from hpctk.stats.report.text import text
+from hpctk.stats.report.text import WIDTH, text
 from hpctk.stats.report.timeline import lanes
 from hpctk.stats.trace import write
 
@@ -75,7 +74,7 @@ def test_overwritten_values(made, seed):
     assert "\x1b" not in lines
     drawn = page(Material(shown, found, lanes(stats)))
     side_by_side = compare.comparison([shown, shown])
-    for html in (drawn, compare_page.page(side_by_side, [shown, shown])):
+    for html in (drawn, compare.page(side_by_side, [shown, shown])):
         assert html.count("<script") == 1
     assert max(map(len, compare.text(side_by_side).splitlines())) <= WIDTH
     file = io.StringIO()

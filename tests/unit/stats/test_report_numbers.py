@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hpctk.stats.report import numbers
-from hpctk.stats.report.layout import WIDTH, table
+from hpctk.stats.report.text import WIDTH, table
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 from stats_memory import add_call, run
 
-from hpctk.stats.report import compare, compare_page
+from hpctk.stats.report import compare
 from hpctk.stats.report.account import account
 from hpctk.stats.report.document import document
-from hpctk.stats.report.figure_bars import grouped
-from hpctk.stats.report.figures import FIGURES, Material
-from hpctk.stats.report.lines import Line, chart, smoothed
+from hpctk.stats.report.figures import FIGURES, Material, grouped
 from hpctk.stats.report.page import page
-from hpctk.stats.report.svg import log_ticks, ticks
+from hpctk.stats.report.svg import Line, chart, log_ticks, smoothed, ticks
 from hpctk.stats.report.timeline import lanes
 
 EVIL = "<script>alert('x')</script>\"'><img src=http://evil.example/a onerror=b>"
@@ -92,7 +90,7 @@ def test_what_comes_from_files_is_only_text_side_by_side():
     documents = [document(account(run(2, attrs={"method": EVIL}, missing=(1,)))) for _ in range(2)]
     for one in documents:
         one["run"] = EVIL
-    text = compare_page.page(compare.comparison(documents), documents)
+    text = compare.page(compare.comparison(documents), documents)
     assert text.count("<script") == 1
     assert "<img" not in text
     elements(text)

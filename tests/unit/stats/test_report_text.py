@@ -8,11 +8,9 @@ from stats_memory import add_call, recording, run
 
 from hpctk.stats.read import RunStats
 from hpctk.stats.report.account import account
-from hpctk.stats.report.described import called, typed
 from hpctk.stats.report.document import document
-from hpctk.stats.report.extremes import extremes
-from hpctk.stats.report.layout import WIDTH
-from hpctk.stats.report.text import text
+from hpctk.stats.report.findings import command_text, extremes, method_text
+from hpctk.stats.report.text import WIDTH, text
 
 
 def shown(stats):
@@ -143,7 +141,7 @@ def test_starts_are_listed():
      ("train.py", "train.py"), ("", "")],
 )  # fmt: skip
 def test_commands_as_one_types_them(command, text):
-    assert typed(command) == text
+    assert command_text({"command": command}) == text
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_commands_as_one_types_them(command, text):
     ],
 )  # fmt: skip
 def test_settings_as_one_writes_them(settings, text):
-    assert called(settings, "Mean") == text
+    assert method_text({"settings": settings, "method": "Mean"}) == text
 
 
 def test_numbers_that_make_no_sense_are_shown_as_unknown():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctk.stats import merged_format
+from hpctk.stats import merged
 from hpctk.telemetry import schema
 
 PAGE = (Path(__file__).parents[3] / "docs" / "hdf5-format.md").read_text()
@@ -28,7 +28,7 @@ def described(section):
     ("section", "columns"),
     [
         *((name, table.columns) for name, table in schema.TABLES.items()),
-        ("ranks", merged_format.RANKS.columns),
+        ("ranks", merged.RANKS.columns),
         ("Attributes", schema.ATTRIBUTES),
     ],
 )
@@ -42,4 +42,4 @@ def test_every_column_is_on_the_page(section, columns):
 
 def test_the_version_is_on_the_page():
     assert f'`schema` is "{schema.NAME}", `schema_version` {schema.VERSION}.' in PAGE
-    assert f'`schema` is "{merged_format.NAME}", `schema_version` {merged_format.VERSION}.' in PAGE
+    assert f'`schema` is "{merged.NAME}", `schema_version` {merged.VERSION}.' in PAGE

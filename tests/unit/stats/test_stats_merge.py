@@ -340,7 +340,7 @@ def test_more_files_than_programs_may_open_are_copied(run, capsys, monkeypatch):
 
 def test_large_tables_are_copied_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("hpctk.stats.merge.CHUNK_ROWS", 30)
-    monkeypatch.setattr("hpctk.stats.merged_format.CHUNK_ROWS", 7)
+    monkeypatch.setattr("hpctk.stats.merged.CHUNK_ROWS", 7)
     write_run(tmp_path, 5, missing=(0,))
     path = merged(tmp_path, "copy")
     whole, back = hpctk.stats.load(tmp_path), hpctk.stats.load(path)

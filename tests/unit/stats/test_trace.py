@@ -11,7 +11,6 @@ from stats_memory import rank_stats, run
 
 from hpctk.errors import HpctkError
 from hpctk.stats import trace
-from hpctk.stats.aligned import shifts
 from hpctk.stats.read import RecordingStats, load
 from hpctk.stats.trace import Cut, write
 
@@ -121,4 +120,4 @@ def test_memory_does_not_grow_with_calls(tmp_path, monkeypatch):
 )
 def test_clocks_are_compared_with_that_of_the_first_rank(offsets, expected):
     ranks = {rank: rank_stats(rank, 5, clock_offset_s=offset) for rank, offset in offsets.items()}
-    assert shifts(RecordingStats(0, 5, ranks)) == pytest.approx(expected)
+    assert RecordingStats(0, 5, ranks).clock_shifts() == pytest.approx(expected)

@@ -1,9 +1,3 @@
-"""What a report's page does: a click on a column's head sorts by it, numbers the largest first, then turns it around.
-
-Cells carry what they are sorted by (data-v), because 9 kB is less than 1 MB. #sort=TABLE,COLUMN sorts at once.
-"""
-
-SCRIPT = """
 "use strict";
 function sorted(head) {
   const table = head.closest("table"), body = table.tBodies[0], column = head.cellIndex;
@@ -22,11 +16,10 @@ function sorted(head) {
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => sorted(button.closest("th")));
 }
-const asked = /^#sort=(\\w+),(\\d+)$/.exec(location.hash);
+const asked = /^#sort=(\w+),(\d+)$/.exec(location.hash);
 if (asked) {
   const table = document.getElementById(asked[1]);
   if (table && table.tHead && table.tHead.rows[0].cells[asked[2]]) {
     table.tHead.rows[0].cells[asked[2]].querySelector("button").click();
   }
 }
-"""
