@@ -54,7 +54,7 @@ WAYS = {
     "topk, not clipped": Way(top_k, clip="no"),
     "topk, clipped before the exchange": Way(top_k, clip="before"),
     "topk, betas do not cycle": Way(top_k, cycle_momentum=False),
-    "topk, no feedback": Way(lambda: hpctk.Mean(hpctk.TopK(DENSITY), feedback=False)),
+    "topk, no feedback": Way(lambda: hpctk.Mean(hpctk.TopK(DENSITY), error_feedback=False)),
     "topk, 6 dense steps first": Way(top_k, warmup=6),
     "topk, 12 dense steps first": Way(top_k, warmup=12),
     "topk, rate / 2": Way(top_k, rate=1.25e-3),
@@ -125,7 +125,7 @@ def train(here, way, seed):
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         opt.step()
         scheduler.step()
-    with opt.consensus(), torch.no_grad():
+    with opt.averaged_model(), torch.no_grad():
         loss = sum(float(loss_of(model, seed, 99, 10_000 + i)) for i in range(4)) / 4
         pairs = zip(model.parameters(), before, strict=True)
         moved = torch.cat([(a - b).abs().flatten() for a, b in pairs]).mean()

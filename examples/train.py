@@ -67,7 +67,7 @@ def main():
         scheduler.step()
         checkpoints.save(epoch=epoch + 1, step=0, scheduler=scheduler)
 
-    with opt.consensus():  # the model that the method wants evaluated; every rank must come here
+    with opt.averaged_model():  # the model that the method wants evaluated; every rank must come here
         right = (model(points[test]).argmax(1) == labels[test]).float().mean()
     if RANK == 0:
         print(f"accuracy {right:.1%} after {opt.stats.steps} steps, {opt.stats.sent_bytes} bytes sent")

@@ -102,7 +102,7 @@ def main():
                 checkpoints.after_step(epoch=epoch, step=step + 1, **extra)
 
     # The model that the method wants evaluated; under DDP it is the one that all hold.
-    with optimizer.consensus() if method.kind != "gradient" else nullcontext():
+    with optimizer.averaged_model() if method.kind != "gradient" else nullcontext():
         right = network(test.images.to(device)).argmax(1) == test.labels.to(device)
         accuracy = right.double().mean()
     if rank == 0:

@@ -81,7 +81,7 @@ for epoch in range(at["epoch"], options.epochs):
             checkpoints.after_step(epoch=epoch, step=step + 1, optimizer=optimizer)  # hpctk
 
 # hpctk: the model that the method wants evaluated; for methods that exchange gradients, the one it holds anyway.
-with compression.consensus():
+with compression.averaged_model():
     accuracy = (model(test.images).argmax(1) == test.labels).double().mean()
 if hvd.rank() == 0:
     stats = compression.stats

@@ -50,7 +50,7 @@ for epoch in range(options.epochs):
 
         loss = optimizer.step(closure)
 
-with optimizer.consensus():
+with optimizer.averaged_model():
     accuracy = (model(test.images).argmax(1) == test.labels).double().mean()
 loss = hvd.allreduce(loss.detach(), name="last loss")
 if hvd.rank() == 0:

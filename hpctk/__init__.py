@@ -6,29 +6,22 @@ Importing hpctk starts nothing and imports nothing heavy: names are loaded when 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING
 
 from hpctk._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from hpctk import ddp as ddp
+    from hpctk import ops as ops
     from hpctk import stats as stats
     from hpctk.checkpoint import Checkpoints as Checkpoints
     from hpctk.checkpoint import Stopped as Stopped
     from hpctk.checkpoint import load_checkpoint as load_checkpoint
     from hpctk.checkpoint import save_checkpoint as save_checkpoint
-    from hpctk.collectives.allgather import allgather as allgather
-    from hpctk.collectives.allgather import iallgather as iallgather
     from hpctk.collectives.allreduce import allreduce as allreduce
-    from hpctk.collectives.allreduce import iallreduce as iallreduce
-    from hpctk.collectives.broadcast import broadcast as broadcast
-    from hpctk.collectives.broadcast import ibroadcast as ibroadcast
-    from hpctk.collectives.consensus import consensus as consensus
-    from hpctk.collectives.engine.consensus_weights import ConsensusState as ConsensusState
-    from hpctk.collectives.reduce_scatter import ireduce_scatter as ireduce_scatter
-    from hpctk.collectives.reduce_scatter import reduce_scatter as reduce_scatter
+    from hpctk.collectives.consensus import adacons_aggregate as adacons_aggregate
     from hpctk.collectives.sparse_allreduce import sparse_allreduce as sparse_allreduce
-    from hpctk.collectives.weighted_mean import weighted_mean as weighted_mean
     from hpctk.compressors import QSGD as QSGD
     from hpctk.compressors import Half as Half
     from hpctk.compressors import Identity as Identity
@@ -37,6 +30,10 @@ if TYPE_CHECKING:
     from hpctk.compressors import Sign as Sign
     from hpctk.compressors import TopK as TopK
     from hpctk.errors import HpctkError as HpctkError
+    from hpctk.errors import MismatchError as MismatchError
+    from hpctk.errors import PeerError as PeerError
+    from hpctk.errors import SettingError as SettingError
+    from hpctk.errors import TensorError as TensorError
     from hpctk.methods.adacons import AdaCons as AdaCons
     from hpctk.methods.celgc import CELGC as CELGC
     from hpctk.methods.easgd import EASGD as EASGD
@@ -52,19 +49,14 @@ if TYPE_CHECKING:
 
 #: Public name: the module it lives in.
 _HOMES = {
-    "allgather": "collectives.allgather",
-    "iallgather": "collectives.allgather",
     "allreduce": "collectives.allreduce",
-    "iallreduce": "collectives.allreduce",
-    "broadcast": "collectives.broadcast",
-    "ibroadcast": "collectives.broadcast",
-    "consensus": "collectives.consensus",
-    "reduce_scatter": "collectives.reduce_scatter",
-    "ireduce_scatter": "collectives.reduce_scatter",
+    "adacons_aggregate": "collectives.consensus",
     "sparse_allreduce": "collectives.sparse_allreduce",
-    "weighted_mean": "collectives.weighted_mean",
-    "ConsensusState": "collectives.engine.consensus_weights",
     "HpctkError": "errors",
+    "SettingError": "errors",
+    "TensorError": "errors",
+    "MismatchError": "errors",
+    "PeerError": "errors",
     "Checkpoints": "checkpoint",
     "Stopped": "checkpoint",
     "load_checkpoint": "checkpoint",
@@ -90,19 +82,36 @@ _HOMES = {
     "PowerSGD": "compressors",
 }
 
-#: Other ways in, each a module of its own.
-_MODULES = ("ddp", "horovod", "stats")
+#: Further names, each in a module of its own; not for `import *`, for Horovod may not be there.
+_MODULES = ("ddp", "horovod", "ops", "stats")
 
-__all__ = ["__version__", *_HOMES, *_MODULES]
+#: Names of earlier versions, and what they are called now.
+_RENAMED = {
+    "consensus": "adacons_aggregate",
+    "ConsensusState": "ops.ConsensusState",
+    "allgather": "ops.allgather",
+    "iallgather": "ops.iallgather",
+    "iallreduce": "ops.iallreduce",
+    "broadcast": "ops.broadcast",
+    "ibroadcast": "ops.ibroadcast",
+    "reduce_scatter": "ops.reduce_scatter",
+    "ireduce_scatter": "ops.ireduce_scatter",
+    "weighted_mean": "ops.weighted_mean",
+}
+
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         return importlib.import_module(f"hpctk.{name}")
+    if name in _RENAMED:
+        warnings.warn(f"hpctk.{name} is hpctk.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module("hpctk.ops"), _RENAMED[name].removeprefix("ops."))
     if name not in _HOMES:
         raise AttributeError(f"module 'hpctk' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hpctk.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

@@ -22,7 +22,6 @@ from hpctk.collectives.tuning import auto
 from hpctk.comm.world import world
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core import drift
-from hpctk.methods.core.evaluation import consensus_model
 from hpctk.methods.core.method import Closure, GradientMethod, LocalStepMethod, LocalStepRun, Method, Run
 from hpctk.methods.core.replica import Replica
 from hpctk.ways_in import handshake
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 class DistributedOptimizer(Participant, torch.optim.Optimizer):
     """An optimizer whose steps are shared by all ranks of a communicator.
 
-    Collective over the communicator: making one, `step`, `synchronize`, `consensus` and leaving `join`.
+    Collective over the communicator: making one, `step`, `synchronize`, `averaged_model` and leaving `join`.
 
     Making one compares method, settings, names, shapes and dtypes over all ranks (a difference is the same error
     on every rank), then gives rank 0's parameters, and buffers with `model`, to everyone.
@@ -247,7 +246,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             yield
 
     @contextmanager
-    def consensus(self) -> Iterator[None]:
+    def averaged_model(self) -> Iterator[None]:
         """Let the model hold what the method wants evaluated, on every rank; afterwards what it held before.
 
         Collective over the communicator at its beginning. With `model`, floating point buffers are averaged too.
@@ -255,9 +254,10 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         """
         if self._joining:
             raise HpctkError(
-                "consensus() inside join(): ranks that have run out of data would not come. Evaluate after the block."
+                "averaged_model() inside join(): ranks that have run out of data would not come. Evaluate after the "
+                "block."
             )
-        with consensus_model(self._run, self._tally.counting):
+        with super().averaged_model():
             yield
 
     @contextmanager

@@ -38,7 +38,7 @@ PIECE = 8192
 FLIGHT = 8
 
 
-def consensus(
+def adacons_aggregate(
     tensors: Sequence[Any],
     state: ConsensusState,
     *,
@@ -56,7 +56,7 @@ def consensus(
     tensors : sequence of torch.Tensor
         float32 or float64, the same shapes on every rank.
     state : ConsensusState
-        What earlier calls left; `hpctk.ConsensusState()` at first.
+        What earlier calls left; `hpctk.ops.ConsensusState()` at first.
     momentum, scale, layerwise
         As in AdaCons: beta, the scale of the result, and whether every tensor gets weights of its own.
     comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
@@ -64,7 +64,7 @@ def consensus(
     """
     here = world(comm)
     settings = [("momentum", momentum), ("scale", scale), ("layerwise", layerwise)]
-    with here.one_thread, here.calling("consensus"):
+    with here.one_thread, here.calling("averaged_model"):
         here.agree("consensus", [*settings, *describe(tensors)])
         consensus_weights.check(momentum, scale)
         flat, edges = fuse(tensors)

@@ -30,7 +30,7 @@ from hpctk.horovod.process_sets import communicator
 from hpctk.horovod.ready_made import ReadyMade
 from hpctk.horovod.sum_run import sum_run
 from hpctk.methods.core import drift
-from hpctk.methods.core.evaluation import consensus_model
+from hpctk.methods.core.evaluation import averaged_model
 from hpctk.methods.core.method import GradientMethod, GradientRun, LocalStepMethod, LocalStepRun, Method, Run
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class Compression(Participant, ReadyMade):
     """What hvd.DistributedOptimizer takes as `compression`.
 
-    Collective over the process set: making one, `attach`, the optimizer's `synchronize` or `step`, and `consensus`.
+    Collective over the process set: making one, `attach`, `averaged_model`, the optimizer's `synchronize` and `step`.
     A rank outside the process set may make and attach one, too: nothing happens there.
 
     Parameters
@@ -353,7 +353,7 @@ class Compression(Participant, ReadyMade):
         return cast(torch.optim.Optimizer, self._attachment.base)
 
     @contextmanager
-    def consensus(self) -> Iterator[None]:
+    def averaged_model(self) -> Iterator[None]:
         """Let the model hold what the method wants evaluated, on every rank; afterwards what it held before.
 
         Collective over the process set at its beginning. Floating point buffers are averaged, too.
@@ -361,7 +361,7 @@ class Compression(Participant, ReadyMade):
         if not self._member:
             yield
             return
-        with consensus_model(self._begun(), self._tally.counting):
+        with averaged_model(self._begun(), self._tally.counting):
             yield
 
     @property

@@ -65,7 +65,7 @@ class EasgdRun(ModelRun):
         torch._foreach_lerp_(self.replica.values, self.centre, self._pull / self.replica.world.size)
         torch._foreach_lerp_(self.centre, mean, self._pull)
 
-    def consensus_parameters(self) -> list[torch.Tensor]:
+    def evaluated_parameters(self) -> list[torch.Tensor]:
         """Return the centre; not a copy."""
         return self.centre
 

@@ -1,6 +1,6 @@
 """Mean: average the gradients, the baseline of everything; with any compressor, clipped, or of unit norm.
 
-What travels: gradients, every step: dense, or what the compressor makes of them. With `feedback` what it
+What travels: gradients, every step: dense, or what the compressor makes of them. With `error_feedback` what it
 leaves behind is added to the next gradient (Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech
 2014; Karimireddy et al., "Error Feedback Fixes SignSGD", ICML 2019, arXiv 1901.09847).
 
@@ -16,9 +16,10 @@ with a fraction of the rate. See "Mean with TopK under Adam" in docs/methods.md.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,11 +53,21 @@ class Mean(GradientMethod):
     compressor: Compressor | None = setting(
         None, "how gradients are written down; dense without", parser=by_name, allowed=A_COMPRESSOR
     )
-    feedback: bool = setting(True, "whether what the compressor left behind is added to the next gradient")
+    error_feedback: bool = setting(
+        True, "whether what the compressor left behind is added to the next gradient"
+    )
     clip: float | None = setting(
         None, f"by the norm of the mean gradient: {CLIP}", at_least=0, at_most=math.inf
     )
     unit_norm: bool = setting(False, "average directions, and multiply by the mean norm")
+    #: The earlier name of error_feedback.
+    feedback: InitVar[bool | None] = field(default=None, kw_only=True)
+
+    def __post_init__(self, feedback: bool | None) -> None:
+        if feedback is not None:
+            warnings.warn("Mean(feedback=) is error_feedback= now", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "error_feedback", feedback)
+        super().__post_init__()
 
     def begin(self, replica: Replica) -> MeanRun:
         """Return averaging at work on a replica."""
@@ -83,7 +94,7 @@ class MeanRun(BucketRun):
 
     @property
     def _kept(self) -> Residuals | None:
-        return self.residuals if self._settings.feedback else None
+        return self.residuals if self._settings.error_feedback else None
 
     def prepare(self, gradients: Gradients) -> None:
         """Raise TensorError where a gradient and its residual overflow."""

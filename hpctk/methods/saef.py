@@ -10,7 +10,7 @@ Xu, Huo, Huang, "Step-Ahead Error Feedback for Distributed Training with Compres
     x <- x - o
 
 Between steps the model's parameters are y_k, so a step ends with the averaging due in the next one. Evaluate at x:
-`with opt.consensus():`. Until the first step x is whatever the model holds; later, what was done to the parameters
+`with opt.averaged_model():`. Until the first step x is whatever the model holds; later, what was done to the parameters
 since the last step, such as clamping them, travels with the update.
 
 What travels: compressed updates, every step, by the ways of error_feedback.py (one bit for each element each way with
@@ -138,7 +138,7 @@ class SaefRun(UpdateRun):
     def _named_x(self) -> dict[str, torch.Tensor]:
         return dict(zip(self.feedback.names, self.x.parts, strict=True))
 
-    def consensus_parameters(self) -> list[torch.Tensor] | None:
+    def evaluated_parameters(self) -> list[torch.Tensor] | None:
         """Return x."""
         x = self._named_x()
         return None if self.t == 0 else [x[name] for name in self.replica.names]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
 from hpctk.comm.world import World
 from hpctk.log import log
+from hpctk.methods.core.evaluation import averaged_model
 from hpctk.methods.core.method import Run
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
@@ -39,6 +43,21 @@ class Participant:
     def world(self) -> World:
         """The ranks that train together."""
         return self._replica.world
+
+    @contextmanager
+    def averaged_model(self) -> Iterator[None]:
+        """Let the model hold what the method wants evaluated, on every rank; afterwards what it held before.
+
+        Collective over the communicator at its beginning. Floating point buffers are averaged, too, where the model
+        is known.
+        """
+        with averaged_model(self._run, self._tally.counting):
+            yield
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """Do as `averaged_model`, whose earlier name this is."""
+        warnings.warn("consensus() is averaged_model() now", DeprecationWarning, stacklevel=2)
+        return self.averaged_model()
 
     @property
     def stats(self) -> Stats:

@@ -9,7 +9,7 @@ PROGRAM = """
     here = world()
     tensor = torch.ones(4_000_000)
     for step in range(1000):
-        handle = hpctk.iallreduce(tensor, schedule="{schedule}")
+        handle = hpctk.ops.iallreduce(tensor, schedule="{schedule}")
         if here.rank == 2 and step == 3:
             {deed}
         handle.wait()

@@ -21,8 +21,8 @@ PROGRAM = """
         {deed}
     {call}
 """
-COLLECTIVE = "hpctk.consensus([torch.ones(9)], hpctk.ConsensusState(), comm={comm})"
-EVALUATION = "opt.consensus().__enter__()"
+COLLECTIVE = "hpctk.adacons_aggregate([torch.ones(9)], hpctk.ops.ConsensusState(), comm={comm})"
+EVALUATION = "opt.averaged_model().__enter__()"
 GLOO = "import torch.distributed as dist; dist.init_process_group('gloo')"
 
 
@@ -31,7 +31,7 @@ GLOO = "import torch.distributed as dist; dist.init_process_group('gloo')"
     [
         (COLLECTIVE, "stay_away()", "consensus (handshake on consensus)"),
         (COLLECTIVE, "Part.gather = stay_away", "consensus (ring allgather of 9 elements)"),
-        (EVALUATION, "stay_away()", "consensus()"),
+        (EVALUATION, "stay_away()", "averaged_model()"),
     ],
     ids=["at its beginning", "in its middle", "of a model"],
 )

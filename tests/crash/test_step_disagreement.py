@@ -17,7 +17,7 @@ MISSING = """
         opt.zero_grad()
         model(torch.ones(2, 300)).sum().backward()
         opt.step()
-    with opt.consensus():
+    with opt.averaged_model():
         here.barrier("comparing accuracies")
 """
 

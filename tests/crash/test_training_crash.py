@@ -89,7 +89,7 @@ def test_out_of_data_and_stuck(tmp_path):
 def test_out_of_data_and_on_to_the_evaluation(tmp_path):
     """Both are in different calls: the error names both, on both, at once."""
     output, seconds = crash(
-        tmp_path, "LocalSGD", "opt.consensus().__enter__()", after_backward=False, timeout_s="4"
+        tmp_path, "LocalSGD", "opt.averaged_model().__enter__()", after_backward=False, timeout_s="4"
     )
     assert seconds < 20
     assert "rank 0 is in opening a round, rank 1 in consensus()" in output

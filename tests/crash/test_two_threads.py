@@ -29,12 +29,12 @@ MEANWHILE = """
 
     calls = [
         lambda: hpctk.allreduce(torch.ones(3), comm=comm),
-        lambda: hpctk.iallreduce(torch.ones(3), schedule="ring", comm=comm),
-        lambda: hpctk.allgather(torch.ones(3), comm=comm),
-        lambda: hpctk.broadcast(torch.ones(3), comm=comm),
-        lambda: hpctk.reduce_scatter(torch.ones(3), comm=comm),
-        lambda: hpctk.weighted_mean([torch.ones(3)], 1.0, comm=comm),
-        lambda: hpctk.consensus([torch.ones(3)], hpctk.ConsensusState(), comm=comm),
+        lambda: hpctk.ops.iallreduce(torch.ones(3), schedule="ring", comm=comm),
+        lambda: hpctk.ops.allgather(torch.ones(3), comm=comm),
+        lambda: hpctk.ops.broadcast(torch.ones(3), comm=comm),
+        lambda: hpctk.ops.reduce_scatter(torch.ones(3), comm=comm),
+        lambda: hpctk.ops.weighted_mean([torch.ones(3)], 1.0, comm=comm),
+        lambda: hpctk.adacons_aggregate([torch.ones(3)], hpctk.ops.ConsensusState(), comm=comm),
         lambda: hpctk.sparse_allreduce(torch.tensor([1]), torch.ones(1), 3, comm=comm),
         lambda: opt.step(),
         lambda: here.barrier(),

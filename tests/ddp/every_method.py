@@ -84,7 +84,7 @@ def on_the_bare_model(method):
     with opt.join():
         for t in range(STEPS):
             step(opt, model, t)
-    with opt.consensus():
+    with opt.averaged_model():
         evaluated = digest(model)
         assert_as_simulated(method, model)
     return model, {"digest": evaluated, "steps": opt.stats.steps, "messages": opt.stats.messages}
@@ -119,7 +119,7 @@ def resumed():
     hpctk.load_checkpoint(folder, opt, second)
     for t in range(3, STEPS):
         step(opt, second, t)
-    with opt.consensus():
+    with opt.averaged_model():
         return {"digest": digest(second)}
 
 

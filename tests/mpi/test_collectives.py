@@ -34,7 +34,7 @@ def everyone(world, seed=0):
 @pytest.mark.parametrize("op", ["mean", "sum", "max"])
 def test_reduce_scatter(world, schedule, n, op):
     rows = np.stack([np.random.default_rng([n, rank]).standard_normal(n) for rank in range(world.size)])
-    shard = hpctk.reduce_scatter(torch.from_numpy(rows[world.rank]), op=op, schedule=schedule)
+    shard = hpctk.ops.reduce_scatter(torch.from_numpy(rows[world.rank]), op=op, schedule=schedule)
     lo, hi = world.rank * n // world.size, (world.rank + 1) * n // world.size
     np.testing.assert_allclose(shard.numpy(), getattr(rows, op)(0)[lo:hi], rtol=1e-13, atol=1e-14)
 
@@ -46,7 +46,7 @@ def test_allgather(world, schedule, dtype, shape):
     def of(rank):
         return torch.from_numpy(np.asarray(np.random.default_rng([3, rank]).integers(0, 2, shape))).to(dtype)
 
-    result = hpctk.allgather(of(world.rank), schedule=schedule)
+    result = hpctk.ops.allgather(of(world.rank), schedule=schedule)
     assert torch.equal(result, torch.stack([of(rank) for rank in range(world.size)]))
 
 
@@ -55,16 +55,16 @@ def test_allgather(world, schedule, dtype, shape):
 def test_broadcast_from_every_root(world, dtype, n):
     for root in range(world.size):
         given = torch.full((n,), float(world.rank + 1)).to(dtype)
-        result = hpctk.broadcast(given, root=root)
+        result = hpctk.ops.broadcast(given, root=root)
         assert torch.equal(result.float(), torch.full((n,), float(root + 1)).to(dtype).float())
 
 
 def test_broadcast_from_nowhere(world):
     with pytest.raises(SettingError, match=f"0 to {world.size - 1}"):
-        hpctk.broadcast(torch.ones(3), root=world.size)
+        hpctk.ops.broadcast(torch.ones(3), root=world.size)
 
 
-@pytest.mark.parametrize("call", [hpctk.allgather, hpctk.broadcast, hpctk.reduce_scatter])
+@pytest.mark.parametrize("call", [hpctk.ops.allgather, hpctk.ops.broadcast, hpctk.ops.reduce_scatter])
 def test_disagreement(world, call):
     if world.size < 2:
         pytest.skip("one rank cannot disagree")
@@ -116,7 +116,7 @@ def test_extra_memory_is_at_most_two_copies(world, schedule, dtype):
 def test_weighted_mean(world, per_tensor, schedule):
     table = np.random.default_rng(5).uniform(0.1, 2, (world.size, len(SHAPES) if per_tensor else 1))
     weight = table[world.rank].tolist() if per_tensor else float(table[world.rank, 0])
-    result = hpctk.weighted_mean(tensors_of(world.rank), weight, schedule=schedule)
+    result = hpctk.ops.weighted_mean(tensors_of(world.rank), weight, schedule=schedule)
     for k, tensor in enumerate(result):
         column = table[:, k if per_tensor else 0]
         wanted = sum(w * row[k] for w, row in zip(column, everyone(world), strict=True)) / column.sum()
@@ -127,18 +127,18 @@ def test_weight_zero_silences_a_rank_even_its_nans(world):
     if world.size < 2:
         pytest.skip("one rank has nobody to speak for it")
     mine = [torch.full((4,), float("nan") if world.rank == 0 else 2.0)]
-    result = hpctk.weighted_mean(mine, 0.0 if world.rank == 0 else 1.0)
+    result = hpctk.ops.weighted_mean(mine, 0.0 if world.rank == 0 else 1.0)
     assert torch.equal(result[0], torch.full((4,), 2.0))
 
 
 def test_no_weight_at_all_is_the_plain_mean(world):
-    result = hpctk.weighted_mean([torch.full((3,), float(world.rank))], 0.0)
+    result = hpctk.ops.weighted_mean([torch.full((3,), float(world.rank))], 0.0)
     torch.testing.assert_close(result[0], torch.full((3,), (world.size - 1) / 2))
 
 
 def test_bad_weight_is_refused_everywhere_by_rank(world):
     with pytest.raises(SettingError, match=f"rank {world.size - 1} gave"):
-        hpctk.weighted_mean([torch.ones(3)], float("nan") if world.rank == world.size - 1 else 1.0)
+        hpctk.ops.weighted_mean([torch.ones(3)], float("nan") if world.rank == world.size - 1 else 1.0)
 
 
 def two_pass(gradients, scale):
@@ -162,7 +162,7 @@ def test_consensus_equals_the_two_pass_way(world, scale, layerwise):
     common = tensors_of(99)
     rows = [[c + 0.3 * t for c, t in zip(common, row, strict=True)] for row in everyone(world)]
     state = ConsensusState()
-    result = hpctk.consensus(rows[world.rank], state, scale=scale, layerwise=layerwise)
+    result = hpctk.adacons_aggregate(rows[world.rank], state, scale=scale, layerwise=layerwise)
     assert state.fallbacks == 0
     if layerwise:
         wanted = [two_pass([row[k].numpy().ravel() for row in rows], scale) for k in range(len(SHAPES))]
@@ -177,8 +177,8 @@ def test_consensus_equals_the_two_pass_way(world, scale, layerwise):
 
 def test_consensus_layerwise_with_one_tensor_is_modelwise(world):
     mine = [tensors_of(world.rank)[4] + 1]
-    one = hpctk.consensus(mine, ConsensusState(), layerwise=True)[0]
-    other = hpctk.consensus(mine, ConsensusState(), layerwise=False)[0]
+    one = hpctk.adacons_aggregate(mine, ConsensusState(), layerwise=True)[0]
+    other = hpctk.adacons_aggregate(mine, ConsensusState(), layerwise=False)[0]
     assert torch.equal(one, other)
 
 
@@ -186,7 +186,7 @@ def test_consensus_volume_is_one_allreduce(world):
     n = 6000 * world.size
     counter = engine_of(world).counter
     before = counter.sent_bytes
-    hpctk.consensus([torch.ones(n)], ConsensusState())
+    hpctk.adacons_aggregate([torch.ones(n)], ConsensusState())
     scalars = 2 * world.size * 8 * build("recursive_doubling", "allreduce", world.size).volume.sent
     gradient = 2 * (world.size - 1) * n * 4 // world.size
     assert gradient <= counter.sent_bytes - before <= gradient + scalars
@@ -194,7 +194,7 @@ def test_consensus_volume_is_one_allreduce(world):
 
 def test_consensus_refuses_mixed_dtypes(world):
     with pytest.raises(TensorError, match="one dtype"):
-        hpctk.consensus([torch.ones(2), torch.ones(2).double()], ConsensusState())
+        hpctk.adacons_aggregate([torch.ones(2), torch.ones(2).double()], ConsensusState())
 
 
 def test_shards_cover_everything(world):
@@ -220,7 +220,9 @@ def test_scratch_is_no_longer_than_what_arrives(world, n):
     assert run.extra_bytes <= 2 * 4 * n
 
 
-@pytest.mark.parametrize("call", [hpctk.allgather, hpctk.broadcast, hpctk.reduce_scatter, hpctk.allreduce])
+@pytest.mark.parametrize(
+    "call", [hpctk.ops.allgather, hpctk.ops.broadcast, hpctk.ops.reduce_scatter, hpctk.allreduce]
+)
 def test_sparse_tensors_are_refused(world, call):
     with pytest.raises(TensorError, match="to_dense"):
         call(torch.eye(3).to_sparse())
@@ -228,14 +230,14 @@ def test_sparse_tensors_are_refused(world, call):
 
 def test_weights_that_are_no_numbers_are_an_error_everywhere(world):
     with pytest.raises(PeerError, match=f"failed on rank {world.size - 1}"):
-        hpctk.weighted_mean([torch.ones(3)], "x" if world.rank == world.size - 1 else 1.0)
+        hpctk.ops.weighted_mean([torch.ones(3)], "x" if world.rank == world.size - 1 else 1.0)
 
 
 def test_a_state_of_another_number_of_ranks_is_dropped(world, caplog):
     if world.size < 2:
         pytest.skip("one rank has no momentum")
-    state = hpctk.ConsensusState({group: np.ones(world.size + 1) for group in range(2)})
-    hpctk.consensus([torch.ones(8), torch.ones(8)], state, layerwise=True)
+    state = hpctk.ops.ConsensusState({group: np.ones(world.size + 1) for group in range(2)})
+    hpctk.adacons_aggregate([torch.ones(8), torch.ones(8)], state, layerwise=True)
     (said,) = caplog.messages
     assert "dropped" in said
     assert len(state.sorted_momentum[0]) == world.size

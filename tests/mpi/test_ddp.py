@@ -436,7 +436,7 @@ def test_handles_may_be_waited_for_in_any_order(world, process_group):
     """Rank 0 waits for the first, the others for the last; and for an agreement with handles under way."""
     rows = [torch.full((70_000,), float(rank)) for rank in range(world.size)]
     handles = [
-        hpctk.iallreduce(rows[world.rank] + i, op="sum", schedule="ring", comm=process_group)
+        hpctk.ops.iallreduce(rows[world.rank] + i, op="sum", schedule="ring", comm=process_group)
         for i in range(5)
     ]
     here, order = hpctk.comm.world.world(process_group), range(5) if world.rank == 0 else range(4, -1, -1)

@@ -134,7 +134,7 @@ def own_mean(world, text, feedback, steps, dtype=torch.float64):
 @pytest.mark.parametrize("text", [c for c in COMPRESSORS if not c.startswith("powersgd")])
 def test_mean_with_a_compressor(world, text, feedback):
     problem = Problem(world.size, seed=6)
-    seen = drive(world, problem, hpctk.Mean(by_name(text), feedback=feedback), 6, BASES["sgd"][0])
+    seen = drive(world, problem, hpctk.Mean(by_name(text), error_feedback=feedback), 6, BASES["sgd"][0])
     assert_same_bits(world, seen.held[-1])
     # Half precision rounds the sum once more on its way.
     tolerance = 1e-2 if text.startswith("half") else 1e-10

@@ -187,7 +187,7 @@ def test_a_round_keeps_its_invariants(world, name):
     scaled.put(X[world.rank])
     scaled.step(tuple(1e-6 * g for g in map(float, G[world.rank])))
     close(scaled.x, hands.x)
-    with hands.opt.consensus():
+    with hands.opt.averaged_model():
         close(hands.x, moved.mean(0))
 
 

@@ -167,7 +167,7 @@ def test_a_run_is_replayed_by_the_simulation(world, name, base, word):
     for got, x in zip(trainee.run.centre, wanted.log["centre"][-1], strict=True):
         np.testing.assert_allclose(got.numpy(), x, rtol=0, atol=1e-10)
     assert_same_bits(world, [x.numpy() for x in trainee.run.centre], "x_C")
-    with trainee.opt.consensus():
+    with trainee.opt.averaged_model():
         for got, x in zip(trainee.model.arrays(), wanted.consensus[-1], strict=True):
             np.testing.assert_allclose(got, x, rtol=0, atol=1e-10)
 

@@ -26,7 +26,7 @@ def test_saef(world):
     model = net()
     opt = wrapped(model, hpctk.SAEF(Threshold(0.01)))
     train(world, model, opt, STEPS)
-    with opt.consensus():
+    with opt.averaged_model():
         assert_alike(model, simulated_saef(world.size, STEPS, 0.01))
 
 

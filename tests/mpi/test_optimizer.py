@@ -469,7 +469,7 @@ def test_no_recorder_is_left_behind(world):
         next(model.parameters()).grad = torch.full((4, 3), float("nan"), dtype=torch.float64)
         with pytest.raises(HpctkError):
             opt.step()
-        with opt.consensus():
+        with opt.averaged_model():
             pass
     assert len(engine.recorders) == len(before)
     assert all(a is b for a, b in zip(engine.recorders, before, strict=True))

@@ -274,7 +274,7 @@ def test_consensus_is_the_mean_and_restores(world, make):
     model, opt = apart(world, make())
     before = contents(model)
     parameters = {name for name, _ in model.named_parameters()}
-    with opt.consensus():
+    with opt.averaged_model():
         inside = contents(model)
     assert_equal(contents(model), before)
     assert_same_bits(world, [x.double().numpy() for x in inside.values() if x.is_floating_point()])
@@ -300,16 +300,16 @@ def test_consensus_restores_whatever_happens_inside(world):
         model.norm.train()
         model.norm(torch.ones(4, 3, dtype=torch.float64))
 
-    with pytest.raises(KeyError), opt.consensus():
+    with pytest.raises(KeyError), opt.averaged_model():
         spoil()
         # On one rank alone, too: leaving is not collective.
         if world.rank == 0:
             raise KeyError("of the user's")
         raise KeyError("of the others")
     assert_equal(contents(model), before)
-    with opt.consensus(), torch.inference_mode():
+    with opt.averaged_model(), torch.inference_mode():
         loss_of(model.net, 0, 0)
-    with torch.inference_mode(), opt.consensus():
+    with torch.inference_mode(), opt.averaged_model():
         loss_of(model.net, 0, 0)
     assert_equal(contents(model), before)
 
@@ -319,7 +319,7 @@ def test_training_goes_on_after_consensus_as_if_there_had_been_none(world):
     opt, other = wrapped(model, hpctk.LocalSGD(3)), wrapped(twin, hpctk.LocalSGD(3))
     for t in range(5):
         train(world, model, opt, 1, first=t)
-        with opt.consensus():
+        with opt.averaged_model():
             pass
         train(world, twin, other, 1, first=t)
     assert_alike(model, twin, 0)
@@ -343,7 +343,7 @@ def test_buffers_that_a_module_replaces(world):
     model(torch.full((2,), 2.0 * world.rank, dtype=torch.float64)).backward()
     opt.step()
     held = model.mean.clone()
-    with opt.consensus():
+    with opt.averaged_model():
         np.testing.assert_allclose(model.mean, (world.size - 1) / 2)
         model(torch.zeros(2, dtype=torch.float64))
     assert torch.equal(model.mean, held)
@@ -379,9 +379,9 @@ def test_consensus_inside_join_is_refused(world):
     opt = hpctk.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1), hpctk.LocalSGD(), model=model
     )
-    with pytest.raises(HpctkError, match="after the block"), opt.join(), opt.consensus():
+    with pytest.raises(HpctkError, match="after the block"), opt.join(), opt.averaged_model():
         pass
-    with opt.consensus():
+    with opt.averaged_model():
         pass
 
 

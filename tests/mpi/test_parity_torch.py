@@ -26,7 +26,7 @@ GRADIENT_METHODS = {
     "Mean Sign": lambda: hpctk.Mean(hpctk.Sign()),
     "Mean QSGD": lambda: hpctk.Mean(hpctk.QSGD(4)),
     "Mean PowerSGD": lambda: hpctk.Mean(hpctk.PowerSGD(2)),
-    "Mean TopK without feedback": lambda: hpctk.Mean(hpctk.TopK(0.1), feedback=False),
+    "Mean TopK without feedback": lambda: hpctk.Mean(hpctk.TopK(0.1), error_feedback=False),
     "AdaCons": lambda: hpctk.AdaCons(momentum=0.6),
     "AdaCons layerwise": lambda: hpctk.AdaCons(momentum=0.6, layerwise=True),
 }
@@ -96,7 +96,7 @@ def trained(world, method, comm=None, *, schedule="ring", dtype=torch.float32, o
 
         opt.step(closure)
         held.append(seen(model))
-    with opt.consensus():
+    with opt.averaged_model():
         held.append(seen(model))
     return held, opt.stats
 

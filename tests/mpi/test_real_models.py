@@ -210,7 +210,7 @@ def test_every_step_is_that_of_the_simulation(world, kind, make_method, simulati
         # Buffers, too: running statistics stay this rank's own.
         assert_near(model.state_dict(), workers.models[world.rank].state_dict(), f"step {t}")
     held = copy.deepcopy(model.state_dict())
-    with opt.consensus():
+    with opt.averaged_model():
         assert_near(model.state_dict(), workers.evaluated(), "consensus")
     assert all(torch.equal(held[name], x) for name, x in model.state_dict().items())
 
@@ -224,15 +224,15 @@ def test_running_statistics_are_local_and_averaged_only_with_the_model(world):
     model.loss(Draw(world.rank, 0)).backward()
     opt.step()
     mine = norm.running_mean.clone()
-    with opt.consensus():
+    with opt.averaged_model():
         assert torch.equal(norm.running_mean, mine)
     if world.size > 1:
         assert not torch.allclose(hpctk.allreduce(mine), mine, atol=1e-6)
     again = hpctk.DistributedOptimizer(make_base(model), hpctk.Mean(), model=model)
     theirs = norm.running_mean.clone()
-    assert torch.equal(theirs, hpctk.broadcast(mine))
+    assert torch.equal(theirs, hpctk.ops.broadcast(mine))
     model.loss(Draw(world.rank, 1)).backward()
     again.step()
-    with again.consensus():
-        assert torch.equal(norm.running_mean, hpctk.broadcast(norm.running_mean))
+    with again.averaged_model():
+        assert torch.equal(norm.running_mean, hpctk.ops.broadcast(norm.running_mean))
     assert int(norm.num_batches_tracked) == 2

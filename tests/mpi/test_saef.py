@@ -351,7 +351,7 @@ def test_x_starts_as_what_the_model_holds_at_the_first_step(world):
     with torch.no_grad():
         for p in job.model.parameters():
             p.fill_(3.0)
-    with job.opt.consensus():
+    with job.opt.averaged_model():
         assert all((a == 3).all() for a in job.y())
     assert all((a == 3).all() for a in job.x())
     job.step(0)
@@ -364,7 +364,7 @@ def test_evaluation_is_at_x_and_training_at_y(world):
     for t in range(2):
         job.step(t)
     y, x = job.y(), job.x()
-    with job.opt.consensus():
+    with job.opt.averaged_model():
         same(job.y(), x)
         assert_same_bits(world, job.y(), "x")
     same(job.y(), y)
@@ -505,7 +505,7 @@ def test_layouts_accumulation_and_unused_parameters(world, server):
         other.step()
         for p, q in zip(model.parameters(), plain.parameters(), strict=True):
             assert torch.equal(p, q)
-        with opt.consensus():
+        with opt.averaged_model():
             assert_same_bits(world, [p.detach().numpy() for p in model.parameters()], "x")
     assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
     assert not torch.equal(model.unused.weight, unused), "sign(0) is +1, and the residual remembers it"

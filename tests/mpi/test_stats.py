@@ -22,9 +22,9 @@ from hpctk.telemetry.settings import StatsSettings
 
 KINDS = {
     "allreduce": lambda x, schedule, comm: hpctk.allreduce(x, schedule=schedule, comm=comm),
-    "reduce_scatter": lambda x, schedule, comm: hpctk.reduce_scatter(x, schedule=schedule, comm=comm),
-    "allgather": lambda x, schedule, comm: hpctk.allgather(x, schedule=schedule, comm=comm),
-    "broadcast": lambda x, schedule, comm: hpctk.broadcast(x, schedule=schedule, comm=comm),
+    "reduce_scatter": lambda x, schedule, comm: hpctk.ops.reduce_scatter(x, schedule=schedule, comm=comm),
+    "allgather": lambda x, schedule, comm: hpctk.ops.allgather(x, schedule=schedule, comm=comm),
+    "broadcast": lambda x, schedule, comm: hpctk.ops.broadcast(x, schedule=schedule, comm=comm),
 }
 CASES = [(kind, schedule) for kind in KINDS for schedule in names(kind, with_nodes=True)]
 

@@ -99,7 +99,7 @@ def test_a_rank_that_makes_a_step_more(world, method):
         def act(opt=opt, more=more):
             if more:
                 step(world.rank, model, opt)
-            with opt.consensus():
+            with opt.averaged_model():
                 pass
 
         said = refused(world, act)
@@ -130,7 +130,7 @@ def test_a_collective_beside_another(world):
         if world.rank == 0:
             world.run_on_root("reading", lambda: "much" * 1000)
         else:
-            hpctk.broadcast(torch.zeros(7))
+            hpctk.ops.broadcast(torch.zeros(7))
 
     assert "rank 0 is in reading, rank 1 in handshake on broadcast" in refused(world, act)
 

@@ -9,12 +9,12 @@ from hpctk.errors import MismatchError, SettingError, TensorError
 MATERIALISE = r"is on the meta device and has no values: materialise the model with model.to_empty\(device="
 COLLECTIVES = {
     "allreduce": lambda x: hpctk.allreduce(x),
-    "iallreduce": lambda x: hpctk.iallreduce(x, schedule="ring"),
-    "allgather": lambda x: hpctk.allgather(x),
-    "broadcast": lambda x: hpctk.broadcast(x),
-    "reduce_scatter": lambda x: hpctk.reduce_scatter(x),
-    "weighted_mean": lambda x: hpctk.weighted_mean([torch.ones(2), x], 1.0),
-    "consensus": lambda x: hpctk.consensus([torch.ones(2), x], hpctk.ConsensusState()),
+    "iallreduce": lambda x: hpctk.ops.iallreduce(x, schedule="ring"),
+    "allgather": lambda x: hpctk.ops.allgather(x),
+    "broadcast": lambda x: hpctk.ops.broadcast(x),
+    "reduce_scatter": lambda x: hpctk.ops.reduce_scatter(x),
+    "weighted_mean": lambda x: hpctk.ops.weighted_mean([torch.ones(2), x], 1.0),
+    "consensus": lambda x: hpctk.adacons_aggregate([torch.ones(2), x], hpctk.ops.ConsensusState()),
     "sparse_allreduce": lambda x: hpctk.sparse_allreduce(torch.tensor([0]), x, 3),
     "sparse indices": lambda x: hpctk.sparse_allreduce(x, torch.ones(1), 3),
 }

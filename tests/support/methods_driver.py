@@ -110,7 +110,7 @@ def drive(
             opt.step(loss=float(loss.detach()))
         seen.held.append(model.arrays())
         if consensus:
-            with opt.consensus():
+            with opt.averaged_model():
                 seen.consensus.append(model.arrays())
             assert all(np.array_equal(a, b) for a, b in zip(model.arrays(), seen.held[-1], strict=True))
     return seen

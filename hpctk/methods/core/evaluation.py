@@ -12,7 +12,7 @@ from hpctk.methods.core.method import Run
 
 
 @contextmanager
-def consensus_model(run: Run, counting: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def averaged_model(run: Run, counting: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """Let the model hold what the method wants evaluated, on every rank; afterwards what it held before.
 
     Collective over the communicator at its beginning. Floating point buffers are averaged, too, where the model is
@@ -22,9 +22,9 @@ def consensus_model(run: Run, counting: Callable[[], AbstractContextManager[None
     kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
     with counting():
         # Not every method exchanges anything here: ranks that are elsewhere are to hear of it all the same.
-        replica.world.barrier("consensus()")
-    with counting(), replica.world.calling("consensus"):
-        target = run.consensus_parameters()
+        replica.world.barrier("averaged_model()")
+    with counting(), replica.world.calling("averaged_model"):
+        target = run.evaluated_parameters()
         averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
         dense_mean(replica.world, averaged, replica.schedule, "buffers")
     if target is not None:

@@ -95,7 +95,7 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.finished = False
 
-    def consensus_parameters(self) -> list[torch.Tensor] | None:
+    def evaluated_parameters(self) -> list[torch.Tensor] | None:
         """Return the parameters that the method wants evaluated, None for those the model holds.
 
         Collective over the communicator.

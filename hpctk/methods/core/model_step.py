@@ -116,6 +116,6 @@ class ModelRun(LocalStepRun):
         """Return rank 0's state; a bad gradient that nobody has heard of is forgotten."""
         return {**super().resized_state(earlier), "bad": None}
 
-    def consensus_parameters(self) -> list[torch.Tensor] | None:
+    def evaluated_parameters(self) -> list[torch.Tensor] | None:
         """Return the mean of the workers. Collective over the communicator."""
         return self.mean_parameters()

@@ -82,6 +82,6 @@ def _fields(classes: dict[str, ast.ClassDef], name: str) -> list[str]:
         for node in classes[name].body
         if isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
-        and not ast.unparse(node.annotation).startswith("ClassVar")
+        and not ast.unparse(node.annotation).startswith(("ClassVar", "InitVar"))
     ]
     return list(dict.fromkeys([*inherited, *own]))

@@ -195,7 +195,7 @@ class Job:
         stats = self.optimizer.stats
         if self._checkpoints is not None:
             self._checkpoints.save(**self._extra())
-        with self.optimizer.consensus():
+        with self.optimizer.averaged_model():
             self.model.eval()
             digest = parameters_sha256(self.model)
             metrics = self._here.run_on_root("evaluating", lambda: self._task.evaluate(self.model))

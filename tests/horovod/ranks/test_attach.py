@@ -121,7 +121,7 @@ def test_consensus(world, hvd):
     model, stepped, compression = stock(hvd, method)
     trajectory(world, model, stepped, 3)
     held = bits(model)
-    with opt.consensus(), compression.consensus():
+    with opt.averaged_model(), compression.averaged_model():
         assert bits(model) == bits(twin)
         assert bits(model) != held
     assert bits(model) == held

@@ -21,5 +21,5 @@ def test_mean(world, hvd, way):
 def test_saef(world, hvd):
     model, opt = own(world, hpctk.SAEF(Threshold(0.01)))
     trajectory(world, model, opt, STEPS)
-    with opt.consensus():
+    with opt.averaged_model():
         assert_alike(model, simulated_saef(world.size, STEPS, 0.01))

@@ -18,7 +18,7 @@ METHODS = {
     "Mean Sign": lambda: hpctk.Mean(hpctk.Sign()),
     "Mean QSGD": lambda: hpctk.Mean(hpctk.QSGD(4)),
     "Mean PowerSGD": lambda: hpctk.Mean(hpctk.PowerSGD(1)),
-    "Mean without feedback": lambda: hpctk.Mean(hpctk.TopK(0.3), feedback=False),
+    "Mean without feedback": lambda: hpctk.Mean(hpctk.TopK(0.3), error_feedback=False),
     "Mean clip": lambda: hpctk.Mean(clip=0.02),
     "Mean unit norm": lambda: hpctk.Mean(unit_norm=True),
     "AdaCons": lambda: hpctk.AdaCons(),

@@ -40,7 +40,7 @@ def test_the_set_trains_by_itself(world, hvd, few, method):
             base.step()
         assert bits(model) == bits(twin)
         assert compression.stats.steps == 0
-        with compression.consensus():
+        with compression.averaged_model():
             assert bits(model) == bits(twin)
         return
     if isinstance(method, hpctk.Mean):

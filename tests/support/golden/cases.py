@@ -131,7 +131,7 @@ def mean_cases() -> list[Case]:
         for name, compressor in COMPRESSORS.items()
     ]
     for name in KINDS:
-        forgets = hpctk.Mean(COMPRESSORS[name], feedback=False)
+        forgets = hpctk.Mean(COMPRESSORS[name], error_feedback=False)
         ways = EVERY if name == "TopK" else MPI
         found.append(Case(f"Mean {name} without feedback", forgets, ways, because(name)))
         method = hpctk.Mean(COMPRESSORS[name])
@@ -441,8 +441,8 @@ def _sparse(schedule: str, keep: int | None) -> Callable[[int, int, Any], Any]:
 
 def _opposed(rank: int, t: int, comm: Any) -> Any:
     """Return AdaCons's aggregate of gradients that cancel: where its weights make no sense."""
-    vector, state = _vector(0, t) * (-1) ** rank, hpctk.ConsensusState()
-    found = hpctk.consensus([vector], state, comm=comm)
+    vector, state = _vector(0, t) * (-1) ** rank, hpctk.ops.ConsensusState()
+    found = hpctk.adacons_aggregate([vector], state, comm=comm)
     return [*found, state.fallbacks]
 
 
@@ -461,12 +461,14 @@ def collective_cases() -> list[Case]:
         "allreduce bfloat16": lambda rank, t, comm: [
             hpctk.allreduce(_vector(rank, t).bfloat16(), schedule="ring", comm=comm).float()
         ],
-        "allgather": lambda rank, t, comm: [hpctk.allgather(_vector(rank, t), schedule="ring", comm=comm)],
-        "broadcast": lambda rank, t, comm: [hpctk.broadcast(_vector(rank, t), comm=comm)],
-        "reduce_scatter": lambda rank, t, comm: [
-            hpctk.reduce_scatter(_vector(rank, t), schedule="rotation", comm=comm)
+        "allgather": lambda rank, t, comm: [
+            hpctk.ops.allgather(_vector(rank, t), schedule="ring", comm=comm)
         ],
-        "weighted_mean": lambda rank, t, comm: hpctk.weighted_mean(
+        "broadcast": lambda rank, t, comm: [hpctk.ops.broadcast(_vector(rank, t), comm=comm)],
+        "reduce_scatter": lambda rank, t, comm: [
+            hpctk.ops.reduce_scatter(_vector(rank, t), schedule="rotation", comm=comm)
+        ],
+        "weighted_mean": lambda rank, t, comm: hpctk.ops.weighted_mean(
             [_vector(rank, t), _vector(rank, t + 1)], [1.0 + rank, 3.0], schedule="ring", comm=comm
         ),
     }

@@ -187,7 +187,7 @@ def _train(way: str, case: Case, place: Place) -> Seen:
             if scheduler is not None:
                 scheduler.step()
     seen.step(job.model)
-    with job.consensus():
+    with job.averaged_model():
         seen.evaluated(job.model)
     seen.end(job.model, [job.participant.local_state_dict(), _base_state(job)], job.participant.stats)
     return seen
