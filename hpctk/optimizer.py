@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.tuning import auto
+from hpctk.comm.collective import collective
 from hpctk.comm.world import world
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core import drift
@@ -221,11 +222,9 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.check_between_steps(what)
 
+    @collective
     def synchronize(self) -> None:
-        """Exchange the gradients now, so that they can be looked at or clipped before step().
-
-        Collective over the communicator. For gradient methods.
-        """
+        """Exchange the gradients now, so that they can be looked at or clipped before step(). For gradient methods."""
         if not isinstance(self._steps, GradientSteps):
             raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
         with self._tally.counting():

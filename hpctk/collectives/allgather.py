@@ -11,16 +11,18 @@ from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World, world
 
 if TYPE_CHECKING:
     from hpctk.comm.world import Comm
 
 
+@collective
 def allgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) -> Any:
     """Return the tensors of all ranks, stacked in rank order along a new first dimension.
 
-    Collective over the communicator. Not in place. Any dtype that hpctk moves, bool too.
+    Not in place. Any dtype that hpctk moves, bool too.
 
     Parameters
     ----------
@@ -34,8 +36,9 @@ def allgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) 
     return iallgather(tensor, schedule=schedule, comm=comm).wait()
 
 
+@collective
 def iallgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) -> Handle:
-    """Start an all-gather and return its Handle. Collective over the communicator."""
+    """Start an all-gather and return its Handle."""
     here = world(comm)
     with here.one_thread:
         here.agree("allgather", [*buffers.describe(tensor), ("schedule", schedule)])

@@ -16,6 +16,7 @@ from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
 from hpctk.comm.buffers import Dtype
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World, world
 from hpctk.errors import SettingError
 from hpctk.telemetry.recorder import Call
@@ -28,10 +29,11 @@ OPERATIONS = ("mean", "sum", "max")
 FEW_BYTES = 65536
 
 
+@collective
 def allreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Any:
     """Return the mean, sum or maximum of `tensor` over all ranks, as a new tensor like it.
 
-    Collective over the communicator. Not in place.
+    Not in place.
 
     Parameters
     ----------
@@ -50,6 +52,7 @@ def allreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Co
         return reduce_in_place(here, result, dtype, op, schedule)
 
 
+@collective
 def iallreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start an all-reduce and return its Handle; `handle.wait()` returns what `allreduce` does.
 
@@ -75,10 +78,11 @@ def prepared(here: World, what: str, tensor: Any, op: str, schedule: str) -> tup
     return tensor.detach().clone() if buffers.is_torch(tensor) else tensor.copy(), dtype
 
 
+@collective
 def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: str) -> Any:
     """Replace `tensor`, which all ranks know to be alike, by its reduction, and return it.
 
-    Collective over the communicator. In place.
+    In place.
     """
     nbytes = _nbytes(tensor, dtype)
     if nbytes <= FEW_BYTES and schedule in (here.native.name, "auto"):

@@ -10,6 +10,7 @@ from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World, world
 from hpctk.errors import SettingError
 
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
     from hpctk.comm.world import Comm
 
 
+@collective
 def broadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm | None = None) -> Any:
     """Return the root's tensor on every rank, as a new tensor.
 
-    Collective over the communicator. Not in place. Any dtype that hpctk moves, bool too.
+    Not in place. Any dtype that hpctk moves, bool too.
 
     Parameters
     ----------
@@ -37,8 +39,9 @@ def broadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm 
     return ibroadcast(tensor, root=root, schedule=schedule, comm=comm).wait()
 
 
+@collective
 def ibroadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm | None = None) -> Handle:
-    """Start a broadcast and return its Handle. Collective over the communicator."""
+    """Start a broadcast and return its Handle."""
     here = world(comm)
     with here.one_thread:
         here.agree("broadcast", [*buffers.describe(tensor), ("root", root), ("schedule", schedule)])
@@ -57,10 +60,11 @@ def ibroadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm
         return engine_of(here).handle(plan, InPlace(flat, dtype.itemsize), finish)
 
 
+@collective
 def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
     """Overwrite tensors, which all ranks know to be alike, by the root's; those of one dtype travel as one.
 
-    Collective over the communicator. In place.
+    In place.
     """
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:

@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctk import torch_private
 from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_messages import gather_messages
 from hpctk.collectives.sparse_allreduce import reduce_pairs
 from hpctk.comm import buffers
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World
 from hpctk.compressors.core import finite
 from hpctk.compressors.core.compressor import Aggregating, Compressor, refuse
@@ -41,6 +43,7 @@ Tensors = Mapping[str, torch.Tensor]
 LARGE_BYTES = 2**20
 
 
+@collective
 def compressed_mean(
     here: World,
     tensors: Tensors,
@@ -52,7 +55,7 @@ def compressed_mean(
 ) -> None:
     """Replace tensors by the mean over all ranks of what the compressor carries of them.
 
-    Collective over the communicator. In place. All ranks must give the same names, shapes and dtypes.
+    In place. All ranks must give the same names, shapes and dtypes.
 
     Parameters
     ----------
@@ -90,16 +93,18 @@ def label(names: Collection[str], what: str = "tensors") -> str:
     return next(iter(names)) if len(names) == 1 else f"{len(names)} {what}"
 
 
+@collective
 def dense_mean(here: World, tensors: Tensors, schedule: str = "auto", what: str = "tensors") -> None:
-    """Replace tensors by their mean over all ranks. Collective over the communicator. In place.
+    """Replace tensors by their mean over all ranks. In place.
 
     `what` they are, in the plural: for the statistics.
     """
     _dense(here, tensors, "mean", schedule, what)
 
 
+@collective
 def dense_sum(here: World, tensors: Tensors, schedule: str = "auto", what: str = "tensors") -> None:
-    """Replace tensors by their sum over all ranks; as `dense_mean`. Collective over the communicator. In place."""
+    """Replace tensors by their sum over all ranks; as `dense_mean`. In place."""
     _dense(here, tensors, "sum", schedule, what)
 
 
@@ -120,7 +125,7 @@ def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> 
             reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
             parts = flat.split([tensor.numel() for tensor in alike])
             with span.staging():
-                torch._foreach_copy_(
+                torch_private.foreach_copy_(
                     alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)]
                 )
 
@@ -277,7 +282,7 @@ def _own(
     inputs = {name: tensor.clone() for name, tensor in tensors.items()}
     if residuals is not None:
         kept = {name: residuals.of(name, tensor) for name, tensor in tensors.items()}
-        torch._foreach_add_(list(inputs.values()), list(kept.values()))
+        torch_private.foreach_add_(list(inputs.values()), list(kept.values()))
     began, exchanging = time.perf_counter(), 0.0
 
     def exchanged(flat: torch.Tensor) -> torch.Tensor:

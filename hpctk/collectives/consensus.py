@@ -26,6 +26,7 @@ from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.engine import Engine, engine_of
 from hpctk.collectives.engine.fuse import describe, fuse, unfuse
 from hpctk.comm.buffers import DTYPES
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World, world
 from hpctk.schedules import bounds, recursive_doubling, ring, rotation
 
@@ -38,6 +39,7 @@ PIECE = 8192
 FLIGHT = 8
 
 
+@collective
 def adacons_aggregate(
     tensors: Sequence[Any],
     state: ConsensusState,
@@ -49,7 +51,7 @@ def adacons_aggregate(
 ) -> list[Any]:
     """Return the AdaCons aggregate of all ranks' tensors, as new tensors.
 
-    Collective over the communicator. Not in place; `state` is updated, alike on every rank.
+    Not in place; `state` is updated, alike on every rank.
 
     Parameters
     ----------

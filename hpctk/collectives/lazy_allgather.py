@@ -12,14 +12,14 @@ import numpy as np
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_messages import gather_messages
 from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World
 from hpctk.schedules import lazy
 
 
+@collective
 def lazy_allgather(here: World, message: Any) -> dict[int, Any]:
     """Return the messages of all ranks that gave one, by rank in ascending order.
-
-    Collective over the communicator.
 
     Parameters
     ----------

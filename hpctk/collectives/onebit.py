@@ -22,6 +22,7 @@ import numpy as np
 from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World
 from hpctk.errors import TensorError
 from hpctk.kernels import bits
@@ -55,10 +56,11 @@ def sign_bytes(n: int) -> int:
     return -(-n // 8)
 
 
+@collective
 def onebit_allreduce(here: World, signs: Any, scale: float, n: int, server: Any) -> tuple[Any, float]:
     """Return the packed signs and the scale of the compressed mean over all ranks.
 
-    Collective over the communicator. `server` is updated in place; `signs` is overwritten.
+    `server` is updated in place; `signs` is overwritten.
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
+from hpctk.comm.collective import collective
 from hpctk.comm.world import world
 from hpctk.schedules import bounds
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from hpctk.comm.world import Comm
 
 
+@collective
 def reduce_scatter(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Any:
     """Return this rank's shard of the mean, sum or maximum over all ranks, as a new 1-D tensor.
 
-    Collective over the communicator. Not in place. Of n elements in C order rank r of P gets those
+    Not in place. Of n elements in C order rank r of P gets those
     from r*n//P up to (r+1)*n//P.
 
     Parameters
@@ -36,10 +38,11 @@ def reduce_scatter(tensor: Any, *, op: str = "mean", schedule: str = "auto", com
     return ireduce_scatter(tensor, op=op, schedule=schedule, comm=comm).wait()
 
 
+@collective
 def ireduce_scatter(
     tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None
 ) -> Handle:
-    """Start a reduce-scatter and return its Handle. Collective over the communicator."""
+    """Start a reduce-scatter and return its Handle."""
     # The engine works in place: on a copy, of which only the shard is kept.
     here = world(comm)
     with here.one_thread:

@@ -31,6 +31,7 @@ from hpctk.collectives.sparse.keep import largest
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
 from hpctk.comm.buffers import DTYPES
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World, world
 from hpctk.compressors.core import sparse
 from hpctk.errors import SettingError, TensorError
@@ -68,6 +69,7 @@ class SparseSum(NamedTuple):
     dropped: Any
 
 
+@collective
 def sparse_allreduce(
     indices: Any,
     values: Any,
@@ -79,7 +81,7 @@ def sparse_allreduce(
 ) -> SparseSum:
     """Return the sum of all ranks' sparse vectors: ascending indices, their values, and what was dropped.
 
-    Collective over the communicator. Not in place. Ranks may give different numbers of elements, none too.
+    Not in place. Ranks may give different numbers of elements, none too.
     Indices whose values cancel may be listed, with a zero, or not.
 
     Parameters
@@ -126,6 +128,7 @@ def sparse_allreduce(
     return _like(indices, values, found, total, dropped)
 
 
+@collective
 def reduce_pairs(
     here: World,
     indices: Any,
@@ -138,7 +141,7 @@ def reduce_pairs(
 ) -> tuple[Any, Any, Any]:
     """Return indices, values and what was dropped, of host arrays that all ranks know to belong together.
 
-    Collective over the communicator. Not in place.
+    Not in place.
 
     Parameters
     ----------

@@ -15,6 +15,7 @@ from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.engine.fuse import describe, fuse, unfuse
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.comm.buffers import DTYPES
+from hpctk.comm.collective import collective
 from hpctk.comm.world import world
 from hpctk.errors import SettingError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hpctk.comm.world import Comm
 
 
+@collective
 def weighted_mean(
     tensors: Sequence[Any],
     weight: float | Sequence[float],
@@ -31,7 +33,7 @@ def weighted_mean(
 ) -> list[Any]:
     """Return sum_m w_m x_m / sum_m w_m over the ranks m, as new tensors.
 
-    Collective over the communicator. Not in place. A rank of weight 0 contributes nothing, not even
+    Not in place. A rank of weight 0 contributes nothing, not even
     its NaNs. Where all weights are 0 the plain mean is returned.
 
     Parameters

@@ -37,6 +37,10 @@ VARIABLES = {
         "bar: one line rewritten, lines: a line every 10 s",
         default=None, choices=("bar", "lines", "none"), shown="bar on a terminal, else lines",
     ),
+    "HPCTK_STRICT": Setting(
+        "1: ranks compare the names of their collective calls, and say who is elsewhere",
+        default=None, choices=("0", "1"), shown="0",
+    ),
     "HPCTK_LOG": Setting("the level of the logger `hpctk`", default=None, choices=LEVELS, shown="warning"),
     "HPCTK_VENV": Setting("the virtual environment of the scripts in launch/", default=None, shown=".venv"),
     "HPCTK_SLURM_SITE": Setting(

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctk import optimizer
+from hpctk import optimizer, torch_private
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.tuning import auto
 from hpctk.comm.world import World, world
@@ -219,7 +219,7 @@ class Attached(Participant):
             self._run,
             lambda: [self._present(gradients.get(name)) for name in self._replica.names],
             # A rank without data, under DDP's join, takes part outside of any backward, with an earlier model.
-            active=torch._C._current_graph_task_id() != -1,
+            active=torch_private.backward_id() is not None,
             buckets=None if self._buckets is None else self._buckets.finish,
         )
         for name, gradient in made.items():
@@ -230,7 +230,7 @@ class Attached(Participant):
             future.set_result(buffer)
         self._forget()
         if status.bad is not None:
-            _after_backward(lambda: self._drop(status))
+            torch_private.after_backward(lambda: self._drop(status))
 
     def _present(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         absent = gradient is None or (self._zeros_are_absent and not gradient.any())
@@ -280,13 +280,3 @@ def _laid_out_like(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Ten
     """Return a gradient as DDP lays it into its bucket: with the parameter's strides, a view."""
     # DDP hands it over as if it were contiguous, which for channels-last is another order of the elements.
     return gradient.as_strided(parameter.shape, parameter.stride()) if parameter.numel() else gradient
-
-
-def _after_backward(action: Any) -> None:
-    """Do something when DDP has finished with this backward; at once where there is none (DDP's join)."""
-    queue = torch.autograd.Variable._execution_engine.queue_callback
-    try:
-        # DDP's own callback, which takes the buckets over, is queued after this one and before the second.
-        queue(lambda: queue(action))
-    except RuntimeError:
-        action()

@@ -14,6 +14,7 @@ from weakref import ref
 
 import torch
 
+from hpctk import torch_private
 from hpctk.errors import TensorError
 
 
@@ -41,7 +42,7 @@ class Arrivals:
         """Take note of a gradient. Backward calls this, on a thread of its own for each device."""
         self.count += 1
         self._order[name] = None
-        self._latest.name, self._latest.backward = name, torch._C._current_graph_task_id()
+        self._latest.name, self._latest.backward = name, torch_private.backward_id()
 
     def reset(self) -> None:
         """Begin a new step."""
@@ -71,8 +72,8 @@ class Arrivals:
         if gradient is tensor:
             return name
         # Only within its backward: afterwards it is just the last one of many.
-        now = torch._C._current_graph_task_id()
-        inside = now != -1 and now == self._latest.backward
+        now = torch_private.backward_id()
+        inside = now is not None and now == self._latest.backward
         return name if inside and _is_dense_of(tensor, gradient) else None
 
     def _held(self, tensor: torch.Tensor) -> str | None:

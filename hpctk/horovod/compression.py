@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from hpctk import torch_private
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.comm.world import world
 from hpctk.compressors import Compressor
@@ -35,8 +36,9 @@ from hpctk.methods.core.method import GradientMethod, GradientRun, LocalStepMeth
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.mean import Mean
+from hpctk.torch_private import is_unscaled
 from hpctk.ways_in import handshake
-from hpctk.ways_in.grad_scaler import ResidualScale, is_unscaled, let_step_take_scaler, tell, unscale
+from hpctk.ways_in.grad_scaler import ResidualScale, let_step_take_scaler, tell, unscale
 from hpctk.ways_in.gradient_exchange import exchange_gradients
 from hpctk.ways_in.overlap import release
 from hpctk.ways_in.participant import Participant
@@ -269,7 +271,7 @@ class Compression(Participant, ReadyMade):
                 run.counts.update(summing.counts)
             self._skipping = run.skip_or_raise(status)
         if factor > 1 and summing is None and not self._skipping:
-            torch._foreach_mul_(list(self._kept.values()), factor)
+            torch_private.foreach_mul_(list(self._kept.values()), factor)
 
     def _gradients(self) -> list[torch.Tensor | None]:
         """Return what Horovod wanted compressed, one of each parameter."""

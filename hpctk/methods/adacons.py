@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from hpctk import torch_private
 from hpctk.collectives.consensus import Part, aggregate_in_place, finish
 from hpctk.collectives.engine.consensus_weights import MOMENTUM, SCALE, ConsensusState
 from hpctk.collectives.engine.engine import engine_of
@@ -66,7 +67,7 @@ class AdaConsRun(BucketRun):
         parts = [
             flat[lo:hi].view(tensor.shape) for (lo, hi), tensor in zip(pairwise(edges), tensors, strict=True)
         ]
-        torch._foreach_copy_(parts, tensors)
+        torch_private.foreach_copy_(parts, tensors)
         # A tensor without a gradient in this step is not there: momentum goes by names, not by places.
         names = list(gradients) if self._settings.layerwise else [""]
         groups = edges if self._settings.layerwise else [0, edges[-1]]
@@ -75,7 +76,7 @@ class AdaConsRun(BucketRun):
             self.replica.world, flat.numpy(), groups, state, self._settings.momentum, self._settings.scale
         )
         self._remember(names, state)
-        torch._foreach_copy_(tensors, parts)
+        torch_private.foreach_copy_(tensors, parts)
 
     @property
     def by_buckets(self) -> bool:

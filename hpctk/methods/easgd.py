@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from hpctk import torch_private
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.replica import Replica, restore
@@ -62,8 +63,8 @@ class EasgdRun(ModelRun):
     def average(self) -> None:
         """Let workers and centre pull each other. Collective over the communicator. In place."""
         mean = self.mean_parameters()
-        torch._foreach_lerp_(self.replica.values, self.centre, self._pull / self.replica.world.size)
-        torch._foreach_lerp_(self.centre, mean, self._pull)
+        torch_private.foreach_lerp_(self.replica.values, self.centre, self._pull / self.replica.world.size)
+        torch_private.foreach_lerp_(self.centre, mean, self._pull)
 
     def evaluated_parameters(self) -> list[torch.Tensor]:
         """Return the centre; not a copy."""

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from hpctk import torch_private
 from hpctk.collectives.compressed_mean import dense_sum
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.errors import SettingError
@@ -160,7 +161,7 @@ class GrawaRun(ModelRun):
 
     def _move(self, share: float) -> None:
         if share > 0:
-            torch._foreach_lerp_(self.replica.values, self.centre, share)
+            torch_private.foreach_lerp_(self.replica.values, self.centre, share)
 
     def _look(self) -> None:
         """Take note of the norms of this step's gradients."""
@@ -217,12 +218,12 @@ class GrawaRun(ModelRun):
             return np.full_like(self._norms, np.nan) if bad else self._own_norms()
 
     def _form_centre(self, mine: Any) -> None:
-        torch._foreach_copy_(self.centre, self.replica.values)
+        torch_private.foreach_copy_(self.centre, self.replica.values)
         if mine.any():
-            torch._foreach_mul_(self.centre, np.broadcast_to(mine, len(self.centre)).tolist())
+            torch_private.foreach_mul_(self.centre, np.broadcast_to(mine, len(self.centre)).tolist())
         else:
             # Not times 0: where the gradient is NaN, the parameters may be.
-            torch._foreach_zero_(self.centre)
+            torch_private.foreach_zero_(self.centre)
             self.counts["rounds_without_weight"] += 1
         centre = self.replica.named(self.centre)
         dense_sum(self.replica.world, centre, self.replica.schedule, "parameters")

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from hpctk import torch_private
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.errors import SettingError
@@ -95,7 +96,7 @@ class LsgdRun(ModelRun):
 
     def _move(self, share: float) -> None:
         if share > 0:
-            torch._foreach_lerp_(self.replica.values, self.centre, share)
+            torch_private.foreach_lerp_(self.replica.values, self.centre, share)
 
     def average(self) -> None:
         """Find the leader, and pull toward it. Collective over the communicator. In place."""
@@ -106,7 +107,7 @@ class LsgdRun(ModelRun):
         if self.leader is None:
             return
         if here.rank == self.leader:
-            torch._foreach_copy_(self.centre, self.replica.values)
+            torch_private.foreach_copy_(self.centre, self.replica.values)
         broadcast_in_place(here, self.centre, self.leader)
         self._move(self._settings.pull)
 

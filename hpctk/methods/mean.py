@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from hpctk import torch_private
 from hpctk.collectives.allreduce import start_in_place
 from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refuse_bad_sums
 from hpctk.collectives.engine.gather_rows import gather_rows
@@ -116,7 +117,7 @@ class MeanRun(BucketRun):
             checked = not self._settings.unit_norm
             compressed_mean(here, gradients, compressor, self._kept, self.replica.schedule, checked=checked)
         if norms is not None:
-            torch._foreach_mul_(list(gradients.values()), float(norms.mean()))
+            torch_private.foreach_mul_(list(gradients.values()), float(norms.mean()))
 
     @property
     def by_buckets(self) -> bool:
@@ -145,7 +146,7 @@ class MeanRun(BucketRun):
         """Bring the gradient to norm 1, in place; return the norms of all ranks."""
         norm = global_norm(gradients)
         if norm > 0:
-            torch._foreach_div_(list(gradients), norm)
+            torch_private.foreach_div_(list(gradients), norm)
         return gather_rows(self.replica.world, np.array([norm]))[:, 0]
 
     def meet(self, base: torch.optim.Optimizer) -> None:

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from hpctk import torch_private
 from hpctk.comm import buffers
 from hpctk.compressors import A_COMPRESSOR, Compressor, by_name
 from hpctk.errors import SettingError, TensorError
@@ -105,7 +106,7 @@ class SaefRun(UpdateRun):
     def _start(self) -> None:
         """Let x be what the model holds."""
         for row in (self.x, self._scratch):
-            torch._foreach_copy_(row.parts, self._values)
+            torch_private.foreach_copy_(row.parts, self._values)
 
     def _take_update(self, active: bool) -> None:
         """Let the base optimizer step, and keep what it subtracted; the parameters are written later."""
@@ -113,7 +114,7 @@ class SaefRun(UpdateRun):
             self._scratch.flat.zero_()
             return
         self.base.step()
-        torch._foreach_sub_(self._scratch.parts, self._values)
+        torch_private.foreach_sub_(self._scratch.parts, self._values)
         try:
             self.feedback.check(self._scratch)
         except TensorError as error:

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from hpctk import torch_private
 from hpctk.collectives.compressed_mean import refuse_bad_sums, selected
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.lazy_allgather import lazy_allgather
@@ -173,7 +174,7 @@ class SasgRun(UpdateRun):
         """Let the base optimizer step, and keep what it would subtract; return whether that can be sent."""
         replica = self.replica
         values = replica.values
-        torch._foreach_copy_(self.snapshot, values)
+        torch_private.foreach_copy_(self.snapshot, values)
         try:
             self.base.step()
             difference(self.snapshot, values, self._scratch)

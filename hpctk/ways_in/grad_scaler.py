@@ -1,4 +1,4 @@
-"""torch.amp.GradScaler, kept in step on all ranks. All that is asked of its insides is asked here.
+"""torch.amp.GradScaler, kept in step on all ranks.
 
 A scaler looks for infinities on its own rank, and lowers its scale there alone: ranks then train with different scales,
 or one of them makes no step while the others wait for it. An optimizer whose class says `_step_supports_amp_scaling`
@@ -15,7 +15,8 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch.amp.grad_scaler import OptState
+
+from hpctk.torch_private import is_unscaled, scale_device, scaler_state
 
 # torch would rather hand over two tensors, through which nothing can be told to the scaler.
 warnings.filterwarnings(
@@ -23,16 +24,11 @@ warnings.filterwarnings(
 )
 
 
-def is_unscaled(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether scaler.unscale_(optimizer) was called in this step. Local."""
-    return scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
-
-
 def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
     """Unscale the gradients in place, unless that was done; return whether one was not finite. Local."""
     if not is_unscaled(scaler, optimizer):
         scaler.unscale_(optimizer)
-    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    found = scaler_state(scaler, optimizer)["found_inf_per_device"]
     return any(bool(one) for one in found.values())
 
 
@@ -72,8 +68,8 @@ class ResidualScale:
 
 def tell(scaler: Any, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
     """Let the scaler hear what all ranks have decided; the same on all, whatever it has found itself. Local."""
-    found = torch.full((), float(skipped), dtype=torch.float32, device=scaler._scale.device)
-    scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {found.device: found}
+    found = torch.full((), float(skipped), dtype=torch.float32, device=scale_device(scaler))
+    scaler_state(scaler, optimizer)["found_inf_per_device"] = {found.device: found}
 
 
 def let_step_take_scaler(optimizer: torch.optim.Optimizer, step: Callable[..., Any]) -> None:

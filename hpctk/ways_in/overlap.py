@@ -20,6 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hpctk import torch_private
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core.method import Method
@@ -77,7 +78,7 @@ class Overlap:
     def check_unchanged(self) -> None:
         """Raise HpctkError where a gradient is not any more what was sent of it."""
         for i, (gradient, version) in self._arrived.items():
-            if self._replica.parameters[i].grad is not gradient or gradient._version != version:
+            if self._replica.parameters[i].grad is not gradient or torch_private.version(gradient) != version:
                 raise HpctkError(
                     f"the gradient of {self._replica.names[i]!r} was changed after its exchange had begun. With "
                     "overlap=True call opt.synchronize() before you clip or look at gradients."
@@ -106,7 +107,7 @@ class Overlap:
                 f"the gradient of {self._replica.names[i]!r} was accumulated after its exchange had begun. With "
                 "overlap=True run all but the last backward of a step under opt.no_sync()."
             )
-        self._arrived[i] = gradient, gradient._version
+        self._arrived[i] = gradient, torch_private.version(gradient)
         self._waiting[self._home[i]] -= 1
         with self._counting():
             while len(self._buckets) < len(self._members) and not self._waiting[len(self._buckets)]:

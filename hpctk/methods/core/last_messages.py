@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctk import torch_private
 from hpctk.comm import buffers
 from hpctk.compressors.core import sparse
 from hpctk.errors import TensorError
@@ -62,7 +63,7 @@ class LastMessages:
             else:
                 merge.scatter_add(total.numpy(), indices, values)
         total.div_(divisor)
-        torch._foreach_sub_(list(targets), self._room.parts)
+        torch_private.foreach_sub_(list(targets), self._room.parts)
         return squared_distance(total, None)
 
     def _subtract_list(

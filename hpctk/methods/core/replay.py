@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hpctk import torch_private
 from hpctk.methods.core import random_state
 from hpctk.methods.core.method import Closure, evaluate
 from hpctk.methods.core.replica import Replica
@@ -45,7 +46,7 @@ class Replay:
         replica = self._replica
         first = [parameter.grad for parameter in replica.parameters]
         after, drawn = _copies(replica), random_state.current()
-        torch._foreach_copy_(list(room), replica.values)
+        torch_private.foreach_copy_(list(room), replica.values)
         try:
             # Taken away, not zeroed: zero_grad(set_to_none=False) would wipe out the first ones.
             self._put([None] * len(first), self._buffers, self._random)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hpctk import torch_private
 from hpctk.comm.world import World
 from hpctk.compressors.core import finite
 from hpctk.errors import HpctkError, TensorError
@@ -115,7 +116,7 @@ class Replica:
 
     def load(self, values: Sequence[torch.Tensor]) -> None:
         """Overwrite the parameters, in place."""
-        torch._foreach_copy_(self.values, list(values))
+        torch_private.foreach_copy_(self.values, list(values))
 
     def named(self, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return tensors, one for each parameter, by the parameters' names."""
