@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         names.check(expected)
     from hpctk.comm.world import world
     from hpctk.tasks.core.recipes import recipes
-    from hpctk.tasks.core.report import document
+    from hpctk.tasks.core.result import document
     from hpctk.tasks.core.run_folder import RunFolder
 
     kind = task_class(options.task)
@@ -98,7 +98,7 @@ def train(
     """Train by one method, unless it was; return how it went. Collective over the communicator."""
     from hpctk.checkpoint import Stopped
     from hpctk.tasks.core.recipes import readable
-    from hpctk.tasks.core.report import document, entry
+    from hpctk.tasks.core.result import document, entry
     from hpctk.tasks.core.train import Job
 
     own = None if folder is None else folder.of_method(recipe.name, several=several)
