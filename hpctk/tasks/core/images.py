@@ -11,7 +11,7 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ GZIP = b"\x1f\x8b"
 #: The type of unsigned bytes: what images and labels are.
 UNSIGNED_BYTES = 8
 MAX_DIMENSIONS = 8
-PIECE = 1 << 20
 
 E = TypeVar("E", bound=EpochSettings)
 
@@ -82,44 +81,26 @@ def read_idx(path: Path, dimensions: int) -> Any:
     OSError
         Where it cannot be opened.
     """
-    with open(path, "rb") as plain:
-        packed = plain.read(2) == GZIP
-        plain.seek(0)
-        stream = cast("IO[bytes]", gzip.GzipFile(fileobj=plain)) if packed else plain
+    content = path.read_bytes()
+    if content.startswith(GZIP):
         try:
-            shape = _shape(stream, path, dimensions)
-            wanted = math.prod(shape)
-            # One byte more, to see whether the file ends.
-            content = _read(stream, wanted + 1)
+            content = gzip.decompress(content)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise HpctkError(f"{path}: damaged or cut short: {error}") from None
-    if len(content) != wanted:
-        held = f"{len(content)} bytes" if len(content) < wanted else "more"
-        shown = " x ".join(map(str, shape))
-        raise HpctkError(
-            f"{path}: its header promises {shown} = {wanted} bytes, but it holds {held}: get it again"
-        )
-    return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-def _read(stream: IO[bytes], n: int) -> bytes:
-    """Return up to n bytes; piece by piece, for a header that is nonsense may promise more than there is memory."""
-    pieces: list[bytes] = []
-    while n > 0 and (piece := stream.read(min(n, PIECE))):
-        pieces.append(piece)
-        n -= len(piece)
-    return b"".join(pieces)
-
-
-def _shape(stream: IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:
-    head = stream.read(4)
+    head, start = content[:4], 4 + 4 * dimensions
     if len(head) < 4 or head[:2] != b"\0\0" or not 1 <= head[3] <= MAX_DIMENSIONS:
         raise HpctkError(f"{path}: not an IDX file: it begins with {head.hex(' ') or 'nothing'}")
     if head[2] != UNSIGNED_BYTES:
         raise HpctkError(f"{path}: elements of type {head[2]:#04x}, need unsigned bytes (0x08)")
     if head[3] != dimensions:
         raise HpctkError(f"{path}: {head[3]} dimensions, need {dimensions}")
-    raw = stream.read(4 * dimensions)
-    if len(raw) < 4 * dimensions:
+    if len(content) < start:
         raise HpctkError(f"{path}: cut short inside its header")
-    return tuple(int.from_bytes(raw[i : i + 4], "big") for i in range(0, len(raw), 4))
+    shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
+    wanted, held = math.prod(shape), len(content) - start
+    if held != wanted:
+        raise HpctkError(
+            f"{path}: its header promises {' x '.join(map(str, shape))} = {wanted} bytes, but it holds "
+            f"{f'{held} bytes' if held < wanted else 'more'}: get it again"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

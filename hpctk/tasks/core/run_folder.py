@@ -28,15 +28,11 @@ SETTINGS, RESULT, CHECKPOINTS = told.SAVED, "result.json", "checkpoints"
 
 
 class RunFolder:
-    """A run's folder, as rank 0 sees it. Everything here is local: call it by `World.run_on_root`.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """A run's folder, as rank 0 sees it. Everything here is local: call it by `World.run_on_root`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.checkpoints, self.stats = path / CHECKPOINTS, path / STATS
 
     def saved(self, kind: type[Settings]) -> dict[str, Any] | None:
         """Return the settings that the run was begun with, None where there is no run yet."""
@@ -77,16 +73,6 @@ class RunFolder:
     def of_method(self, name: str, *, several: bool) -> RunFolder:
         """Return the folder of one method: this one, where it is the only one."""
         return RunFolder(self.path / name.replace(":", "-")) if several else self
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def stats(self) -> Path:
-        """Where statistics go."""
-        return self.path / STATS
 
     def result(self) -> dict[str, Any] | None:
         """Return how the run went, None where it is not over."""
