@@ -34,10 +34,7 @@ class Fashion(ImageTask[FashionSettings]):
         """Return the network: 203,530 parameters the MLP, 105,866 the CNN."""
         if self.settings.model == "mlp":
             return torch.nn.Sequential(
-                torch.nn.Flatten(),
-                torch.nn.Linear(784, 256),
-                torch.nn.ReLU(),
-                torch.nn.Linear(256, CLASSES),
+                torch.nn.Flatten(), torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, CLASSES)
             )
         return torch.nn.Sequential(
             torch.nn.Conv2d(1, 16, 3, padding=1),

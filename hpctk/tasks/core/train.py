@@ -114,11 +114,7 @@ class Job:
         self.model = task.model()
         base = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
         self.optimizer = DistributedOptimizer(
-            base,
-            method,
-            model=self.model,
-            schedule=settings.schedule,
-            stats=stats,
+            base, method, model=self.model, schedule=settings.schedule, stats=stats
         )
         self._position = Position()
         total = task.epochs * (task.samples // task.step_samples(here.size))
