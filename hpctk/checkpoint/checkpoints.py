@@ -15,17 +15,17 @@ about every MEETING_S seconds: how many steps that is, rank 0 says each time.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
 
-from hpctk.checkpoint import folder, stop_signals
-from hpctk.checkpoint.load import load_checkpoint
-from hpctk.checkpoint.save import save_checkpoint
-from hpctk.checkpoint.stop_signals import StopSignals
+from hpctk.checkpoint import folder
+from hpctk.checkpoint.save_load import load_checkpoint, save_checkpoint
 from hpctk.checkpoint.training import Trainer
 from hpctk.log import log
 from hpctk.settings import Setting
@@ -38,6 +38,10 @@ EVERY_S = Setting("seconds between two checkpoints", float, above=0, at_most=mat
 EXIT_SAVED = 85
 
 
+#: What Slurm's templates send (NCCL has taken USR1), and what everyone else sends.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+
+
 class Stopped(SystemExit):
     """All ranks have saved and leave, because a signal asked for it; the exit status is 85."""
 
@@ -47,6 +51,32 @@ class Stopped(SystemExit):
 
     def __str__(self) -> str:
         return self.message
+
+
+class StopSignals:
+    """Listens for SIGTERM and SIGUSR2; `heard` is the number of the first that came, 0 before.
+
+    Python runs no handler inside a blocking call of MPI, and a rank that stopped alone would leave the others waiting:
+    so a handler only takes note.
+    """
+
+    def __init__(self) -> None:
+        self.heard = 0
+        self._before = {}
+        # Elsewhere Python allows no handlers; then only the other ranks can be told to stop.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.heard = self.heard or number
+        # Who asks twice does not want to wait for a step to end.
+        self.close()
+
+    def close(self) -> None:
+        """Let the signals do what they did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
 
 
 class Checkpoints:
@@ -170,7 +200,7 @@ class Checkpoints:
         return -least[0], bool(least[1])
 
     def _leave(self, number: int, place: Path) -> None:
-        text = f"stopped by {stop_signals.name(number)} and saved in {place}; run again with the same folder to go on"
+        text = f"stopped by {signal.Signals(number).name} and saved in {place}; run again with the same folder to go on"
         if self._opt.world.rank == 0:
             log.warning("%s", text)
         # Now, not at exit: a launcher may end this process as soon as another has left.

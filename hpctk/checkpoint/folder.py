@@ -11,7 +11,6 @@ goes when the next save begins. Numbers grow by one, so the newest is the last b
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -34,21 +33,8 @@ _NAME = re.compile(r"(\d{6,})-step-\d+")
 class Index:
     """What a checkpoint's index says.
 
-    Attributes
-    ----------
-    checkpoint : str
-        The id that all its files carry.
-    step : int
-        Of rank 0.
-    ranks : int
-    saved : str
-        When, in UTC.
-    hpctk : str
-        The version that wrote it.
-    settings : dict
-        Of the method.
-    seals : tuple of Seal
-        One for each rank's file.
+    `checkpoint` is the id that all its files carry, `step` that of rank 0, `saved` the time in UTC, `hpctk` the version
+    that wrote it; `settings` are the method's, `seals` one for each rank's file.
     """
 
     checkpoint: str
@@ -107,11 +93,8 @@ def next_place(folder: Path, step: int) -> Path:
 
 def write_index(place: Path, index: Index) -> None:
     """Make a checkpoint whole: from now on it counts."""
-    with rank_file.beside(place / INDEX) as partial, partial.open("w") as file:
-        file.write(index.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    rank_file.sync_folder(place.parent)
+    rank_file.write_text(place / INDEX, index.to_json())
+    rank_file.sync(place.parent)
 
 
 def read_index(place: Path) -> Index:
@@ -146,8 +129,8 @@ def index_from_json(place: Path, text: str) -> Index:
     return index
 
 
-def going(folder: Path) -> list[str]:
-    """Return the names of whole checkpoints that are older than the last ones."""
+def outdated(folder: Path) -> list[str]:
+    """Return the names of whole checkpoints that are older than the last KEPT."""
     return [place.name for place in whole(folder)[:-KEPT]]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import h5py
 
 from hpctk import hdf5
+from hpctk.checkpoint import tree
 from hpctk.errors import HpctkError
 
 FORMAT, VERSION = "hpctk-checkpoint", 1
@@ -54,19 +55,11 @@ def name(rank: int) -> str:
 
 def write(path: Path, header: Header, structure: str, arrays: dict[str, tuple[Any, str]]) -> Seal:
     """Write a file, whole or not at all, and return its seal once it is on disk."""
-    from hpctk.checkpoint import tree
-
     check_room(path.parent, len(structure) + sum(array.nbytes for array, _ in arrays.values()))
     with beside(path) as partial:
         try:
             with h5py.File(partial, "w", locking="best-effort") as file:
-                file.attrs.update(
-                    format=FORMAT,
-                    version=VERSION,
-                    checkpoint=header.checkpoint,
-                    rank=header.rank,
-                    ranks=header.ranks,
-                )
+                file.attrs.update(format=FORMAT, version=VERSION, **vars(header))
                 tree.put(file, structure, arrays)
         except (OSError, RuntimeError) as error:
             raise OSError(f"{path}: {hdf5.reason(error)}") from None
@@ -90,15 +83,17 @@ def beside(path: Path) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk."""
-    _sync(folder)
+def write_text(path: Path, text: str) -> None:
+    """Write a text, whole or not at all."""
+    with beside(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+        sync(partial)
 
 
 def check(path: Path, seal: Seal) -> None:
@@ -156,13 +151,13 @@ def _synced_seal(path: Path) -> Seal:
     """Return a file's seal once it is on disk; the checksum is taken while the disk is at work."""
     errors: list[OSError] = []
 
-    def sync() -> None:
+    def sync_here() -> None:
         try:
-            _sync(path)
+            sync(path)
         except OSError as error:
             errors.append(error)
 
-    syncing = threading.Thread(target=sync)
+    syncing = threading.Thread(target=sync_here)
     syncing.start()
     seal = Seal(path.stat().st_size, _checksum(path))
     syncing.join()
@@ -171,7 +166,8 @@ def _synced_seal(path: Path) -> Seal:
     return seal
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -27,15 +27,7 @@ Opener = Callable[[int], AbstractContextManager[Any]]
 
 
 class EarlierRanks:
-    """The states of the ranks of an earlier run, read when they are asked for.
-
-    Parameters
-    ----------
-    size : int
-    opener : callable
-    root : str, optional
-        The key under which all others are.
-    """
+    """The states of the ranks of an earlier run, those under the key `root`, read when they are asked for."""
 
     def __init__(self, size: int, opener: Opener, *root: str) -> None:
         self.size, self._opener, self._root = size, opener, root

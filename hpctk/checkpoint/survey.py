@@ -83,14 +83,6 @@ def _described(name: str, dataset: Any) -> dict[str, Any]:
     dtype = str(dataset.attrs.get("torch_dtype", dataset.dtype))
     # Stored as whole numbers where HDF5 does not know the dtype: their norm would say nothing.
     values = dataset[...] if dtype == str(dataset.dtype) else np.zeros(0)
-    norm = (
-        float(np.sqrt(np.square(np.abs(values.astype(np.float64))).sum()))
-        if values.dtype.kind != "c"
-        else 0.0
-    )
-    return {
-        "name": name,
-        "dtype": dtype,
-        "shape": "x".join(map(str, dataset.shape)) or "number",
-        "norm": norm,
-    }
+    norm = 0.0 if values.dtype.kind == "c" else float(np.linalg.norm(values.astype(np.float64)))
+    shape = "x".join(map(str, dataset.shape)) or "number"
+    return {"name": name, "dtype": dtype, "shape": shape, "norm": norm}

@@ -32,15 +32,10 @@ _DTYPES = {
 
 
 class Writer:
-    """Turns a tree into a structure and the arrays to write.
-
-    Attributes
-    ----------
-    arrays : dict
-        Path in the file -> (array, torch dtype's name, empty for a numpy array).
-    """
+    """Turns a tree into a structure and the arrays to write."""
 
     def __init__(self) -> None:
+        #: Path in the file: (array, torch dtype's name, empty for a numpy array).
         self.arrays: dict[str, tuple[Any, str]] = {}
         self._seen: dict[tuple[Any, ...], str] = {}
 
@@ -104,13 +99,6 @@ class Writer:
         place = _place(path)
         self.arrays[place] = np.ascontiguousarray(array).reshape(array.shape), ""
         return place
-
-
-def write(file: Any, tree: Any) -> None:
-    """Write a tree into an open HDF5 file. SettingError where it holds what cannot be kept; nothing is written then."""
-    writer = Writer()
-    structure = json.dumps(writer.encode(tree))
-    put(file, structure, writer.arrays)
 
 
 def put(file: Any, structure: str, arrays: Mapping[str, tuple[Any, str]]) -> None:

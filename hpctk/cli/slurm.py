@@ -112,10 +112,8 @@ def run(options: argparse.Namespace) -> int:
 
 def resolved(options: argparse.Namespace) -> Options:
     """Return the options: those of the site's file, and of the command line, which wins."""
-    from hpctk.slurm import site
-
     file: Path | None = options.site or environment.slurm_site()
-    layers: list[dict[str, Any]] = [] if file is None else [site.read(file, options.kind)]
+    layers: list[dict[str, Any]] = [] if file is None else [known.read_site(file, options.kind)]
     names = known.known(options.kind)
     given = {name: getattr(options, _dest(name), None) for name in names}
     if options.kind == "array":

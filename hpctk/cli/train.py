@@ -26,7 +26,7 @@ from hpctk.cli.core.table import bytes_text
 from hpctk.comm import environment
 from hpctk.errors import SettingError
 from hpctk.tasks import TASKS, task_class
-from hpctk.tasks.core import names
+from hpctk.tasks.core.recipes import check
 from hpctk.tasks.core.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def run(options: argparse.Namespace) -> int:
     # Before torch and MPI, which take seconds to start, and ranks that have met end with pages of their own.
     expected = task_options.foreseen(options, SETTINGS[options.task])
     if expected is not None:
-        names.check(expected)
+        check(expected)
     from hpctk.comm.world import world
     from hpctk.tasks.core.recipes import recipes
-    from hpctk.tasks.core.report import document
+    from hpctk.tasks.core.result import document
     from hpctk.tasks.core.run_folder import RunFolder
 
     kind = task_class(options.task)
@@ -98,7 +98,7 @@ def train(
     """Train by one method, unless it was; return how it went. Collective over the communicator."""
     from hpctk.checkpoint import Stopped
     from hpctk.tasks.core.recipes import readable
-    from hpctk.tasks.core.report import document, entry
+    from hpctk.tasks.core.result import document, entry
     from hpctk.tasks.core.train import Job
 
     own = None if folder is None else folder.of_method(recipe.name, several=several)
@@ -199,8 +199,9 @@ def _drawn(whole: dict[str, Any], target: Path) -> str:
 
 def listed() -> str:
     """Return all methods with their settings, one line each, and how compressors are written."""
+    from hpctk.compressors import forms
     from hpctk.settings import rows, settings_of
-    from hpctk.tasks.core.recipes import classes, compressor_forms
+    from hpctk.tasks.core.recipes import classes
 
     lines = []
     for name, kind in classes().items():
@@ -208,4 +209,4 @@ def listed() -> str:
         for setting, values, default, meaning in rows(settings_of(kind)):
             lines.append(f"    {setting}: {values} [{default or 'to be given'}]; {meaning}")
     lines.append(f"{'all':<10} mean and the five methods, one after the other")
-    return "\n".join(lines) + f"\n\nCompressors: {compressor_forms()}; mean:COMPRESSOR is averaging with one"
+    return "\n".join(lines) + f"\n\nCompressors: {', '.join(forms())}; mean:COMPRESSOR is averaging with one"

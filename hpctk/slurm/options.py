@@ -1,14 +1,24 @@
-"""What a job script may be told, checked: an unknown or impossible value is an error that says what is allowed."""
+"""What a job script may be told, checked: an unknown or impossible value is an error that says what is allowed.
+
+What all jobs of a site have in common may stand in a TOML file (`read_site`):
+
+    partition = "batch"
+    modules = ["openmpi/5.0"]
+
+    [gpu]                       # for one kind only
+    partition = "gpu"
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpctk.errors import SettingError
-from hpctk.settings import check, required, setting, settings_of
+from hpctk.settings import check, read_toml, required, setting, settings_of
 
 #: Kind of job script: what it is for.
 KINDS = {
@@ -34,6 +44,9 @@ GOVERNED = (
     "account", "qos", "constraint", "mail-user", "mail-type", "output", "error", "open-mode", "requeue", "no-requeue",
     "signal", "array", "dependency",
 )  # fmt: skip
+
+#: What no file of a site gives.
+_OF_ONE_JOB = ("job_name", "run", "table")
 
 #: Seconds between the request to save and the time limit, in the templates.
 WARNING_S = 180
@@ -171,6 +184,34 @@ def from_layers(kind: str, *layers: Mapping[str, Any]) -> Options:
     if unknown:
         raise SettingError(f"no option {unknown[0]!r} for {kind}: known are {', '.join(known(kind))}")
     return Options(kind, **merged)
+
+
+def read_site(path: Path, kind: str) -> dict[str, Any]:
+    """Return the defaults that a site's TOML file gives for a kind; SettingError where one is unknown or wrong."""
+    given = read_toml(path)
+    try:
+        # All kinds, so that a mistake shows before the day on which it counts.
+        layers = {one: _defaults(given, one) for one in KINDS}
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}") from None
+    return layers[kind]
+
+
+def _defaults(given: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return what a document says for a kind: what it says for all, where the kind knows it, and for this one."""
+    tables = {name: value for name, value in given.items() if isinstance(value, dict)}
+    unknown = [name for name in tables if name not in KINDS]
+    if unknown:
+        raise SettingError(f"no kind [{unknown[0]}]: known are {', '.join(KINDS)}")
+    everywhere = {name: value for name, value in given.items() if name not in tables}
+    anywhere = sorted({name for one in KINDS for name in known(one)} - set(_OF_ONE_JOB))
+    for name in (*everywhere, *tables.get(kind, {})):
+        if name not in anywhere:
+            raise SettingError(f"no option {name!r}: known are {', '.join(anywhere)}")
+    shared = {name: value for name, value in everywhere.items() if name in known(kind)}
+    merged = {**shared, **tables.get(kind, {})}
+    from_layers(kind, merged)
+    return merged
 
 
 def seconds(time: str) -> int:

@@ -25,14 +25,7 @@ def template(kind: str) -> str:
 
 
 def render(options: Options, text: str | None = None) -> str:
-    """Return the job script that the options describe.
-
-    Parameters
-    ----------
-    options : Options
-    text : str, optional
-        The template; the one of the options' kind where not given.
-    """
+    """Return the job script that the options describe, by the template of their kind unless another text is given."""
     lines = (template(options.kind) if text is None else text).splitlines()
     for change in (_directives, _values, _environment, _table, _command):
         change(lines, options)
@@ -58,16 +51,17 @@ def _directives(lines: list[str], options: Options) -> None:
     tasks, cpus = options.ntasks_per_node, options.cpus_per_task
     if options.kind == "ddp":
         # One torchrun on each node, with the CPUs of all its processes.
-        processes = tasks if tasks is not None else _number(lines, "processes=")
+        given = lines[_find(lines, "processes=")].removeprefix("processes=")
+        processes = int(given) if tasks is None else tasks
         _replace(lines, "processes=", [f"processes={processes}"])
         if cpus is not None or tasks is not None:
             cpus, tasks = processes * (cpus or 1), None
-    gpus = options.gpus_per_node
+    mail_type = None if options.mail is None else options.mail_type or "FAIL,REQUEUE,END"
     for name, value in (
         ("nodes", options.nodes), ("ntasks-per-node", tasks), ("cpus-per-task", cpus), ("time", options.time),
         ("partition", options.partition), ("account", options.account), ("mail-user", options.mail),
-        ("gpus-per-node", gpus), ("mem", options.mem), ("qos", options.qos), ("constraint", options.constraint),
-        ("mail-type", _mail_type(options)),
+        ("gpus-per-node", options.gpus_per_node), ("mem", options.mem), ("qos", options.qos),
+        ("constraint", options.constraint), ("mail-type", mail_type),
     ):  # fmt: skip
         if value is not None:
             _set_directive(lines, name, str(value))
@@ -76,10 +70,6 @@ def _directives(lines: list[str], options: Options) -> None:
     for word in options.sbatch:
         name, _, value = word[2:].partition("=")
         _set_directive(lines, name, value or None)
-
-
-def _mail_type(options: Options) -> str | None:
-    return (options.mail_type or "FAIL,REQUEUE,END") if options.mail is not None else None
 
 
 def _values(lines: list[str], options: Options) -> None:
@@ -171,7 +161,3 @@ def _replace(lines: list[str], start: str, new: list[str]) -> None:
 def _edit(lines: list[str], start: str, edit: Callable[[str], str]) -> None:
     at = _find(lines, start)
     lines[at] = edit(lines[at])
-
-
-def _number(lines: list[str], start: str) -> int:
-    return int(lines[_find(lines, start)].removeprefix(start))

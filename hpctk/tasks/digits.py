@@ -12,15 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpctk.tasks.core.images import Images, accuracy_and_loss
+from hpctk.tasks.core.images import Images, ImageTask
 from hpctk.tasks.core.settings import DigitsSettings
-from hpctk.tasks.core.task import ShuffledTask
 
 #: Every 6th image is held out for testing: 300 images, all classes.
 TEST_EVERY = 6
 
 
-class Digits(ShuffledTask[DigitsSettings]):
+class Digits(ImageTask[DigitsSettings]):
     """Classify digits by two hidden layers."""
 
     settings_class = DigitsSettings
@@ -46,19 +45,6 @@ class Digits(ShuffledTask[DigitsSettings]):
             torch.nn.ReLU(),
             torch.nn.Linear(64, 10),
         )
-
-    def pick(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images and labels."""
-        return self.train.images[indices], self.train.labels[indices]
-
-    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Return the cross entropy."""
-        images, labels = batch
-        return torch.nn.functional.cross_entropy(model(images), labels)
-
-    def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
-        """Return accuracy and loss on the held-out images."""
-        return accuracy_and_loss(model, self.test)
 
 
 def load() -> tuple[Images, Images]:

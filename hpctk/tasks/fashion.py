@@ -7,22 +7,19 @@ Xiao, Rasul, Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Ma
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from hpctk.errors import HpctkError
-from hpctk.tasks.core import idx
-from hpctk.tasks.core.images import Images, accuracy_and_loss
+from hpctk.tasks.core.images import Images, ImageTask, read_idx
 from hpctk.tasks.core.settings import FashionSettings
-from hpctk.tasks.core.task import ShuffledTask
 
 #: Where Debian's package dataset-fashion-mnist puts the files.
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 PIXELS, CLASSES = (28, 28), 10
 
 
-class Fashion(ShuffledTask[FashionSettings]):
+class Fashion(ImageTask[FashionSettings]):
     """Classify clothes."""
 
     settings_class = FashionSettings
@@ -37,10 +34,7 @@ class Fashion(ShuffledTask[FashionSettings]):
         """Return the network: 203,530 parameters the MLP, 105,866 the CNN."""
         if self.settings.model == "mlp":
             return torch.nn.Sequential(
-                torch.nn.Flatten(),
-                torch.nn.Linear(784, 256),
-                torch.nn.ReLU(),
-                torch.nn.Linear(256, CLASSES),
+                torch.nn.Flatten(), torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, CLASSES)
             )
         return torch.nn.Sequential(
             torch.nn.Conv2d(1, 16, 3, padding=1),
@@ -56,29 +50,15 @@ class Fashion(ShuffledTask[FashionSettings]):
             torch.nn.Linear(64, CLASSES),
         )
 
-    def pick(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images as the network wants them, and labels."""
-        return prepared(self.train.images[indices]), self.train.labels[indices]
-
-    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-        """Return the cross entropy."""
-        images, labels = batch
-        return torch.nn.functional.cross_entropy(model(images), labels)
-
-    def evaluate(self, model: torch.nn.Module) -> dict[str, float]:
-        """Return accuracy and loss on the test images."""
-        return accuracy_and_loss(model, self.test, prepared)
-
-
-def prepared(images: torch.Tensor) -> torch.Tensor:
-    """Return bytes as one channel of numbers around 0; kept as bytes until here, to need a quarter of the memory."""
-    return (images.float() / 255 - 0.2860).div_(0.3530).unsqueeze(1)
+    def prepare(self, images: torch.Tensor) -> torch.Tensor:
+        """Return bytes, which take a quarter of the memory until here, as one channel of numbers around 0."""
+        return (images.float() / 255 - 0.2860).div_(0.3530).unsqueeze(1)
 
 
 def load(folder: Path, part: str) -> Images:
     """Return the training ("train") or the test ("t10k") images, as bytes."""
-    images = idx.read(find(folder, f"{part}-images-idx3-ubyte"), 3)
-    labels = idx.read(find(folder, f"{part}-labels-idx1-ubyte"), 1)
+    images = read_idx(find(folder, f"{part}-images-idx3-ubyte"), 3)
+    labels = read_idx(find(folder, f"{part}-labels-idx1-ubyte"), 1)
     if images.shape[1:] != PIXELS:
         raise HpctkError(f"{folder}: {part} images of {images.shape[1]}x{images.shape[2]} pixels, need 28x28")
     if len(images) != len(labels) or not len(labels):

@@ -13,7 +13,7 @@ from hpctk.cli import slurm as command_line
 from hpctk.cli.core.results import results_table
 from hpctk.slurm.render import render
 from hpctk.tasks.core.recipes import COMPARED
-from hpctk.tasks.core.report import entry
+from hpctk.tasks.core.result import entry
 from hpctk.tasks.digits import Digits, DigitsSettings
 
 ROOT = readme.README.parent

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,8 @@ from hpctk.checkpoint.rank_file import beside
 
 #: Of lines, in the order of the methods; the first is for the baseline. Told apart by those who do not see all colours.
 COLOURS = (
-    "#444444",
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#7b3294",
-    "#a6761d",
-    "#66a61e",
-)
+    "#444444", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b3294", "#a6761d", "#66a61e",
+)  # fmt: skip
 #: Points over which a line is smoothed.
 SMOOTH = 11
 #: Axes whose ends are farther apart than this factor show powers of ten only.
@@ -60,10 +53,7 @@ def smoothed(values: Sequence[float], width: int = SMOOTH) -> list[float]:
     means = []
     for i in range(len(values)):
         part = values[max(0, i - reach) : i + reach + 1]
-        product = 1.0
-        for value in part:
-            product *= value ** (1 / len(part))
-        means.append(product)
+        means.append(math.prod(value ** (1 / len(part)) for value in part))
     return means
 
 
@@ -77,7 +67,7 @@ def draw(document: Mapping[str, Any], target: Path) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     drawn = lines(document)
-    for line, colour in zip(drawn, _colours(len(drawn)), strict=True):
+    for line, colour in zip(drawn, cycle(COLOURS), strict=False):
         sent = [(mb, loss) for mb, loss in zip(line.megabytes, line.losses, strict=True) if mb > 0]
         _plot(left, line.method, colour, sent)
         _plot(right, line.method, colour, list(zip(line.seconds, line.losses, strict=True)))
@@ -102,10 +92,6 @@ def _plot(axes: Any, method: str, colour: str, points: Sequence[tuple[float, flo
     across, up = [point[0] for point in points], [point[1] for point in points]
     axes.plot(across, up, color=colour, linewidth=2.2 if method == "mean" else 1.7, label=method)
     axes.plot(across[-1:], up[-1:], "o", color=colour, markersize=5)
-
-
-def _colours(n: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(n)]
 
 
 def _logarithmic(axes: Any) -> None:

@@ -1,18 +1,29 @@
-"""Methods by the names of the command line, with settings that suit the bundled jobs."""
+"""Methods by the names of the command line, with settings that suit the bundled jobs.
+
+Names are checked without torch (`check`): a misspelt method, setting or schedule is said at once. Values are checked
+where they are used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
-from hpctk.compressors import Compressor, by_name, forms
 from hpctk.errors import SettingError
 from hpctk.methods import METHODS, method_class
-from hpctk.methods.core.method import Method
+from hpctk.nearest import hint
+from hpctk.schedules.core.registry import names as schedule_names
 from hpctk.settings import settings_of
-from hpctk.tasks.core import names
 from hpctk.tasks.core.settings import Settings
+
+if TYPE_CHECKING:
+    from hpctk.methods.core.method import Method
+
+#: What may stand for a schedule: the best by the calibration, or the one of the library that moves the bytes.
+OTHER_SCHEDULES = ("auto", "mpi", "torch")
 
 #: What `--method all` compares: plain averaging, and the five methods (GRAWA in both forms).
 COMPARED = ("mean", "adacons", "sasg", "saef", "mgrawa", "lgrawa", "celgc")
@@ -27,18 +38,68 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "localsgd": {"period": 8},
 }
 
+#: On the command line methods are in lower case.
+_PUBLIC = {name.lower(): name for name in METHODS}
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingError for a method, a method's setting or a schedule that is not known; imports no torch."""
+    methods = [word.strip() for word in settings.method.split(",")]
+    for text in methods:
+        if text != "all" or len(methods) > 1:
+            _check_method(text)
+    if len(methods) == 1 and methods[0] != "all":
+        _check_settings(methods[0], settings.method_settings)
+    known = [*schedule_names("allreduce", with_nodes=True), *OTHER_SCHEDULES]
+    if settings.schedule not in known:
+        raise SettingError(
+            f"schedule={settings.schedule!r}: {hint(settings.schedule, known)}known are {', '.join(known)}"
+        )
+
+
+def _check_method(text: str) -> None:
+    name = text.partition(":")[0]
+    if name not in _PUBLIC:
+        raise SettingError(
+            f"method={text!r}: {hint(name, _PUBLIC)}known are {', '.join(_PUBLIC)}, and all by itself"
+        )
+
+
+def _check_settings(text: str, given: Iterable[str]) -> None:
+    known = method_settings(text.partition(":")[0])
+    for key in given:
+        if key not in known:
+            raise SettingError(
+                f"{text} has no setting {key!r}: {hint(key, known)}known are {', '.join(known) or 'none'}"
+            )
+
+
+def method_settings(name: str) -> list[str]:
+    """Return the settings of a method, read from its source: to import it is to import torch."""
+    public = _PUBLIC[name]
+    source = files("hpctk.methods").joinpath(f"{METHODS[public]}.py").read_text(encoding="utf-8")
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    return _fields(classes, public)
+
+
+def _fields(classes: dict[str, ast.ClassDef], name: str) -> list[str]:
+    """Return the fields of a dataclass: those of its bases in the same file, then its own."""
+    if name not in classes:
+        return []
+    inherited = [field for base in classes[name].bases for field in _fields(classes, getattr(base, "id", ""))]
+    own = [
+        node.target.id
+        for node in classes[name].body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and not ast.unparse(node.annotation).startswith(("ClassVar", "InitVar"))
+    ]
+    return list(dict.fromkeys([*inherited, *own]))
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method as the command line names it.
-
-    Attributes
-    ----------
-    name : str
-        Such as "saef", or "mean:topk:0.01".
-    settings : dict
-        Of its constructor.
-    """
+    """A method as the command line names it, such as "saef" or "mean:topk:0.01", and the settings it is made with."""
 
     name: str
     settings: Mapping[str, Any]
@@ -46,7 +107,7 @@ class Recipe:
     def make(self) -> Method:
         """Return a new method object: compressors keep a state of their own."""
         kind = classes()[self.name.partition(":")[0]]
-        names.check_method_settings(self.name, list(self.settings))
+        _check_settings(self.name, self.settings)
         declared = settings_of(kind)
         # Compressors and none have to be written as texts.
         given = {
@@ -60,31 +121,15 @@ class Recipe:
         return made
 
 
-def recipe(text: str, suited: Mapping[str, Mapping[str, Any]] = SETTINGS) -> Recipe:
-    """Return the recipe of one method; "mean:COMPRESSOR" is averaging with that compressor."""
-    name, _, compressor = text.partition(":")
-    names.check_method(text)
-    if compressor:
-        if name != "mean":
-            raise SettingError(
-                f"method={text!r}: only mean takes a compressor so; give others --compressor ..."
-            )
-        by_name(compressor)
-        return Recipe(text, {"compressor": compressor})
-    return Recipe(name, suited.get(name, {}))
-
-
 def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list[Recipe]:
     """Return the recipes that the settings of a job name; "all" is plain averaging and the five methods.
 
-    Parameters
-    ----------
-    settings : Settings
-    suited : mapping
-        Settings of methods that suit the task.
+    `suited` are settings of methods that suit the task.
     """
+    from hpctk.compressors import by_name
+
     words = COMPARED if settings.method == "all" else settings.method.split(",")
-    found = [recipe(word.strip(), {**SETTINGS, **suited}) for word in words]
+    found = [_recipe(word.strip(), {**SETTINGS, **suited}) for word in words]
     doubled = {one.name for one in found if [two.name for two in found].count(one.name) > 1}
     if doubled:
         raise SettingError(f"method={settings.method!r}: {', '.join(doubled)} is there twice")
@@ -99,14 +144,23 @@ def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list
     return [replace(one, settings={**one.settings, **given}) for one in found]
 
 
+def _recipe(text: str, suited: Mapping[str, Mapping[str, Any]]) -> Recipe:
+    """Return the recipe of one method; "mean:COMPRESSOR" is averaging with that compressor."""
+    from hpctk.compressors import by_name
+
+    name, _, compressor = text.partition(":")
+    _check_method(text)
+    if not compressor:
+        return Recipe(name, suited.get(name, {}))
+    if name != "mean":
+        raise SettingError(f"method={text!r}: only mean takes a compressor so; give others --compressor ...")
+    by_name(compressor)
+    return Recipe(text, {"compressor": compressor})
+
+
 def classes() -> dict[str, Any]:
     """Return the classes of all methods by their names on the command line."""
-    return {name.lower(): method_class(name) for name in METHODS}
-
-
-def compressor_forms() -> str:
-    """Return how compressors are written on the command line."""
-    return ", ".join(forms())
+    return {name: method_class(public) for name, public in _PUBLIC.items()}
 
 
 def readable(method: Method) -> dict[str, Any]:
@@ -114,5 +168,4 @@ def readable(method: Method) -> dict[str, Any]:
     return {
         key: value if isinstance(value, str | int | float | bool | dict | None) else str(value)
         for key, value in method.settings().items()
-        if not isinstance(value, Compressor)
     }

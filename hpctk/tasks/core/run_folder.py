@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctk.checkpoint.rank_file import beside
+from hpctk.checkpoint.rank_file import write_text
 from hpctk.errors import HpctkError, SettingError
 from hpctk.tasks.core import settings as told
 from hpctk.tasks.core.settings import Settings
@@ -28,15 +27,11 @@ SETTINGS, RESULT, CHECKPOINTS = told.SAVED, "result.json", "checkpoints"
 
 
 class RunFolder:
-    """A run's folder, as rank 0 sees it. Everything here is local: call it by `World.run_on_root`.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """A run's folder, as rank 0 sees it. Everything here is local: call it by `World.run_on_root`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.checkpoints, self.stats = path / CHECKPOINTS, path / STATS
 
     def saved(self, kind: type[Settings]) -> dict[str, Any] | None:
         """Return the settings that the run was begun with, None where there is no run yet."""
@@ -71,22 +66,12 @@ class RunFolder:
         elif (self.path / RESULT).exists():
             raise SettingError(f"{self.path} holds a {RESULT} but no {SETTINGS}: give another --run")
         self.path.mkdir(parents=True, exist_ok=True)
-        write(self.path / SETTINGS, told.toml(settings, remark))
+        write_text(self.path / SETTINGS, told.toml(settings, remark))
         return saved is not None
 
     def of_method(self, name: str, *, several: bool) -> RunFolder:
         """Return the folder of one method: this one, where it is the only one."""
         return RunFolder(self.path / name.replace(":", "-")) if several else self
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def stats(self) -> Path:
-        """Where statistics go."""
-        return self.path / STATS
 
     def result(self) -> dict[str, Any] | None:
         """Return how the run went, None where it is not over."""
@@ -109,15 +94,7 @@ class RunFolder:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document, whole or not at all; numbers that JSON does not know become null."""
-    write(path, json.dumps(finite(document), indent=2, allow_nan=False) + "\n")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text, whole or not at all."""
-    with beside(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_text(path, json.dumps(finite(document), indent=2, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:

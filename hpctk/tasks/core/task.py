@@ -23,14 +23,9 @@ E = TypeVar("E", bound=EpochSettings)
 class Task(ABC, Generic[S]):
     """A training job: derive, give it an entry in the registry.
 
-    An epoch has `samples` samples in an order that is the same on all ranks; a step takes the next of them, some for
-    each rank. So "samples done in this epoch" says where a job is, whatever the number of ranks.
-
-    Attributes
-    ----------
-    settings : Settings
-    samples : int
-        In one epoch; known once `load` is over.
+    An epoch has `samples` samples, known once `load` is over, in an order that is the same on all ranks; a step takes
+    the next of them, some for each rank. So "samples done in this epoch" says where a job is, whatever the number of
+    ranks.
     """
 
     settings_class: ClassVar[type[Settings]]

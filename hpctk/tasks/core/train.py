@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ from hpctk.checkpoint import Checkpoints
 from hpctk.comm.world import World
 from hpctk.methods.core.method import Method
 from hpctk.optimizer import DistributedOptimizer
-from hpctk.tasks.core.clock import STEPS, Clock
-from hpctk.tasks.core.curve import POINTS, Curve
 from hpctk.tasks.core.recipes import Recipe, readable
+from hpctk.tasks.core.result import POINTS, Curve
 from hpctk.tasks.core.task import Task
+
+#: Steps between two questions to rank 0 whether the time budget is used up: each is a tiny all-reduce.
+CLOCK_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,31 @@ class Result:
     curve: dict[str, Any]
 
 
+class Clock:
+    """The seconds that a job has used, those before it was stopped and resumed included."""
+
+    def __init__(self, world: World, budget_s: float | None, used_s: float) -> None:
+        self._world, self._budget_s = world, budget_s
+        self._began = time.perf_counter() - used_s
+        self._asked: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds used so far, on this rank."""
+        return time.perf_counter() - self._began
+
+    def is_up(self, block: int) -> bool:
+        """Return whether the budget is used up on rank 0's clock: the same answer on all ranks.
+
+        Collective over the communicator where `block`, a number that all ranks come to, is a new one; else False.
+        """
+        if self._budget_s is None or block == self._asked:
+            return False
+        self._asked = block
+        over = self._world.rank == 0 and self.seconds >= self._budget_s
+        return self._world.minimum([0 if over else 1], "asking rank 0 for the time") == [0]
+
+
 @dataclass
 class Position:
     """Where a job is: the epoch, the samples of it that are done over all ranks, and the seconds used."""
@@ -65,19 +93,9 @@ class Position:
 
 
 class Job:
-    """One task trained by one method. Collective over the world's communicator: making, resuming and running it.
+    """One task, loaded, trained by one method. Collective over the communicator: making, resuming and running it.
 
-    Parameters
-    ----------
-    here : World
-    task : Task
-        Loaded.
-    recipe : Recipe
-        The method.
-    folder : Path, optional
-        Where checkpoints go; without it there are none.
-    stats : Path, optional
-        Where statistics go; where HPCTK_STATS says without it.
+    Checkpoints go to `folder`, without it there are none; statistics go to `stats`, without it where HPCTK_STATS says.
     """
 
     def __init__(
@@ -96,11 +114,7 @@ class Job:
         self.model = task.model()
         base = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
         self.optimizer = DistributedOptimizer(
-            base,
-            method,
-            model=self.model,
-            schedule=settings.schedule,
-            stats=stats,
+            base, method, model=self.model, schedule=settings.schedule, stats=stats
         )
         self._position = Position()
         total = task.epochs * (task.samples // task.step_samples(here.size))
@@ -124,17 +138,14 @@ class Job:
         return True
 
     def run(self, on_step: Callable[[Report], None]) -> Result:
-        """Train to the end, or until the time budget is used up. Collective over the communicator.
+        """Train to the end, or until the time budget is used up; call `on_step` after each step of this rank.
 
-        Parameters
-        ----------
-        on_step : callable
-            Called on every rank after each of its steps.
+        Collective over the communicator.
         """
         self.model.train()
         clock = Clock(self._here, self._task.settings.time_budget_s, self._position.seconds)
         began, steps_before = clock.seconds, self.optimizer.stats.steps
-        while not (self._is_over() or self.optimizer.finished or clock.is_up(self._meeting())):
+        while not (self._is_over() or self.optimizer.finished or clock.is_up(self._block())):
             loss = self._step()
             stats, self._position.seconds = self.optimizer.stats, clock.seconds
             self._curve.add(stats.steps, clock.seconds, stats.sent_bytes, loss)
@@ -173,9 +184,10 @@ class Job:
         now, step_samples = self._position, self._task.step_samples(self._here.size)
         return now.epoch >= self._task.epochs - 1 and now.samples + step_samples > self._task.samples
 
-    def _meeting(self) -> int:
+    def _block(self) -> int:
+        """Return a number that all ranks come to: of blocks of steps, or of rounds where ranks differ in steps."""
         stats = self.optimizer.stats
-        return stats.steps // STEPS if self._last_round is None else stats.counts.get("rounds", 0)
+        return stats.steps // CLOCK_STEPS if self._last_round is None else stats.counts.get("rounds", 0)
 
     def _done_and_total(self) -> tuple[int, int]:
         stats = self.optimizer.stats

@@ -152,7 +152,7 @@ def test_which_go_and_which_stay(tmp_path):
     unfinished.mkdir()
     (tmp_path / "notes").mkdir()
     assert folder.newest(tmp_path) == places[2]
-    assert folder.going(tmp_path) == [places[0].name]
+    assert folder.outdated(tmp_path) == [places[0].name]
     assert folder.unfinished(tmp_path) == [unfinished.name]
     assert folder.before(places[2]) == places[1]
     assert folder.before(places[0]) is None

@@ -1,5 +1,6 @@
 """Trees in HDF5: everything comes back as it was, bit for bit; what cannot is refused by name."""
 
+import json
 import math
 import random
 from collections import Counter, OrderedDict
@@ -17,8 +18,10 @@ from hpctk.errors import HpctkError, SettingError
 
 def back(value, *path):
     """Write a tree into a file in memory and read it again."""
+    writer = tree.Writer()
+    structure = json.dumps(writer.encode({"root": value}))
     with h5py.File("tree.h5", "w", driver="core", backing_store=False) as file:
-        tree.write(file, {"root": value})
+        tree.put(file, structure, writer.arrays)
         return tree.read(file, "root", *path)
 
 

@@ -51,7 +51,7 @@ def test_help_of_every_command(command):
 def test_an_error_of_hpctk_is_one_line():
     done = hpctk("train", "digits", "--epochs", "0")
     assert done.returncode == 2
-    assert done.stderr == "hpctk train: epochs=0: allowed are 1 to 10000\n"
+    assert done.stderr == "hpctk train: epochs=0: need a whole number from 1 to 10000\n"
     assert done.stdout == ""
 
 

@@ -17,8 +17,7 @@ from slurm_cases import CASES, GOLDEN
 
 from hpctk.cli import slurm as command_line
 from hpctk.errors import SettingError
-from hpctk.slurm import site
-from hpctk.slurm.options import KINDS, Options, from_layers, known, seconds
+from hpctk.slurm.options import KINDS, Options, from_layers, known, read_site, seconds
 from hpctk.slurm.render import render, sbatch_quoted, shell_quoted, template
 
 NASTY = [
@@ -304,10 +303,10 @@ def test_defaults_of_a_site(tmp_path):
     file.write_text(
         'partition = "batch"\nmpi = "pmi2"\nmodules = ["gcc"]\n[gpu]\npartition = "a100"\nnodes = 4\n'
     )
-    assert site.read(file, "mpi") == {"partition": "batch", "mpi": "pmi2", "modules": ["gcc"]}
+    assert read_site(file, "mpi") == {"partition": "batch", "mpi": "pmi2", "modules": ["gcc"]}
     # mpirun has no srun to tell about MPI.
-    assert site.read(file, "mpirun") == {"partition": "batch", "modules": ["gcc"]}
-    assert site.read(file, "gpu")["partition"] == "a100"
+    assert read_site(file, "mpirun") == {"partition": "batch", "modules": ["gcc"]}
+    assert read_site(file, "gpu")["partition"] == "a100"
     done = hpctk("render", "gpu", "--nodes", "2", HPCTK_SLURM_SITE=str(file))
     assert "#SBATCH --partition=a100\n" in done.stdout
     assert "#SBATCH --nodes=2\n" in done.stdout
@@ -332,7 +331,7 @@ def test_mistakes_in_a_sites_file_are_named(tmp_path, text, complaint):
     file = tmp_path / "site.toml"
     file.write_text(text)
     with pytest.raises(SettingError, match=re.escape(str(file))) as caught:
-        site.read(file, "mpi")
+        read_site(file, "mpi")
     assert complaint in str(caught.value)
 
 

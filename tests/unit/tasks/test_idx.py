@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpctk.errors import HpctkError
-from hpctk.tasks.core import idx
+from hpctk.tasks.core.images import read_idx
 
 IMAGES = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
 WHOLE = idx_files.idx(IMAGES)
@@ -19,7 +19,7 @@ PACKED = gzip.compress(WHOLE, mtime=0)
 def test_reads_what_was_written(tmp_path, content):
     # The name says nothing: what is inside counts.
     (tmp_path / "file").write_bytes(content)
-    np.testing.assert_array_equal(idx.read(tmp_path / "file", 3), IMAGES)
+    np.testing.assert_array_equal(read_idx(tmp_path / "file", 3), IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_damaged_files(tmp_path, content, wanted):
     path = tmp_path / "train-images"
     path.write_bytes(content)
     with pytest.raises(HpctkError, match="train-images: .*" + wanted.replace("(", r"\(")):
-        idx.read(path, 3)
+        read_idx(path, 3)

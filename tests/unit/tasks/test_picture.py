@@ -4,7 +4,7 @@ import pytest
 
 from hpctk.cli.core.results import results_table
 from hpctk.tasks.core.picture import draw, lines, smoothed
-from hpctk.tasks.core.report import document, entry
+from hpctk.tasks.core.result import document, entry
 
 
 def rank(**changes):

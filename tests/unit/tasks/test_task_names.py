@@ -12,14 +12,14 @@ from hpctk.cli import launcher
 from hpctk.compressors import by_name
 from hpctk.errors import SettingError
 from hpctk.methods import METHODS, method_class
-from hpctk.tasks.core import names
+from hpctk.tasks.core import recipes
 from hpctk.tasks.core.settings import DigitsSettings
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_settings_are_read_from_the_source_as_python_has_them(method):
     known = [field.name for field in dataclasses.fields(method_class(method))]
-    assert names.method_settings(method.lower()) == known
+    assert recipes.method_settings(method.lower()) == known
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_settings_are_read_from_the_source_as_python_has_them(method):
 )
 def test_a_wrong_name(given, wanted):
     with pytest.raises(SettingError) as error:
-        names.check(DigitsSettings(**given))
+        recipes.check(DigitsSettings(**given))
     assert wanted in str(error.value)
 
 
@@ -59,7 +59,7 @@ def test_a_wrong_name(given, wanted):
     ids=str,
 )
 def test_right_names(given):
-    names.check(DigitsSettings(**given))
+    recipes.check(DigitsSettings(**given))
 
 
 def test_a_compressor_that_was_meant():

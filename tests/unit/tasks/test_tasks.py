@@ -12,7 +12,7 @@ from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.mean import Mean
 from hpctk.methods.saef import SAEF
 from hpctk.tasks import fashion
-from hpctk.tasks.core.curve import Curve, mean_curve
+from hpctk.tasks.core.result import Curve, mean_curve
 from hpctk.tasks.digits import Digits, DigitsSettings
 from hpctk.tasks.fashion import Fashion, FashionSettings
 from hpctk.tasks.lm import LanguageModel, LanguageModelSettings, manual

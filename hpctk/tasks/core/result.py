@@ -1,4 +1,4 @@
-"""The course of a training job: mean losses with the seconds and bytes that they took, as many as a picture shows."""
+"""How a job went, as result.json holds it: the curve of each rank, and all ranks put together. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from typing import Any
 
 #: How many points a curve has, about.
 POINTS = 150
+_COLUMNS = ("steps", "seconds", "sent_bytes", "losses")
+#: What each rank has of its own.
+_OWN = ("steps", "rounds", "sent_bytes", "seconds", "counts")
 
 
 @dataclass
 class Curve:
-    """Points of one rank. Each loss is the mean of the `every` steps that end at `steps`.
+    """Points of one rank, `every` steps apart; seconds and bytes since the start of the job.
 
-    Attributes
-    ----------
-    every : int
-        Steps between points.
-    steps, seconds, sent_bytes, losses : list
-        One entry for each point; seconds and bytes since the start of the job.
-    pending : list of float
-        Losses since the last point.
+    Each loss is the mean of the `every` steps that end at `steps`; `pending` are the losses since the last point.
     """
 
     every: int
@@ -55,13 +51,13 @@ def mean_curve(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     Losses are means over the ranks, seconds and bytes are those of the rank that had most. Where ranks did
     different numbers of steps, the points are those that all have; where they share none, rank 0's.
     """
-    columns = ("steps", "seconds", "sent_bytes", "losses")
     rows = [
-        dict(zip(one["steps"], zip(*(one[c] for c in columns), strict=True), strict=True)) for one in curves
+        {point[0]: point for point in zip(*(curve[name] for name in _COLUMNS), strict=True)}
+        for curve in curves
     ]
     shared = [step for step in rows[0] if all(step in row for row in rows)]
     if not shared:
-        return {name: list(curves[0][name]) for name in columns}
+        return {name: list(curves[0][name]) for name in _COLUMNS}
     points = [[row[step] for row in rows] for step in shared]
     return {
         "steps": shared,
@@ -69,3 +65,25 @@ def mean_curve(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
         "sent_bytes": [max(rank[2] for rank in point) for point in points],
         "losses": [sum(rank[3] for rank in point) / len(point) for point in points],
     }
+
+
+def entry(method_settings: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how one method did from the results of all ranks, in rank order."""
+    first = ranks[0]
+    losses = [rank["loss"] for rank in ranks if rank["loss"] is not None]
+    return {
+        "settings": dict(method_settings),
+        "metrics": first["metrics"],
+        "loss": sum(losses) / len(losses) if losses else None,
+        "complete": first["complete"],
+        "parameters_sha256": first["parameters_sha256"],
+        "curve": mean_curve([rank["curve"] for rank in ranks]),
+        "ranks": [{name: rank[name] for name in _OWN} for rank in ranks],
+    }
+
+
+def document(
+    task: str, size: int, settings: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the whole of result.json."""
+    return {"task": task, "ranks": size, "settings": dict(settings), "methods": dict(entries)}

@@ -1,10 +1,12 @@
-"""Save a training: every rank its own file, then the index that makes it count."""
+"""Save a training: every rank its own file, then the index that makes it count. Load it on all ranks or on none."""
 
 from __future__ import annotations
 
 import json
 import uuid
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import torch
 
 from hpctk._version import __version__
-from hpctk.checkpoint import folder, rank_file, training, tree
+from hpctk.checkpoint import folder, rank_file, resize, training, tree
 from hpctk.checkpoint.folder import Index
 from hpctk.checkpoint.rank_file import Header, Seal
 from hpctk.checkpoint.training import Trainer
@@ -71,7 +73,7 @@ def save_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, **ex
         __version__, training.settings(opt), seals,
     )  # fmt: skip
     here.run_on_root(f"saving a checkpoint in {home}", lambda: folder.write_index(place, index))
-    _remove(here, home, here.run_on_root("looking for old checkpoints", lambda: folder.going(home)))
+    _remove(here, home, here.run_on_root("looking for old checkpoints", lambda: folder.outdated(home)))
     return place
 
 
@@ -88,3 +90,74 @@ def _begin(home: Path, step: int) -> dict[str, Any]:
     place, unfinished = folder.next_place(home, step), folder.unfinished(home)
     place.mkdir()
     return {"place": place.name, "checkpoint": uuid.uuid4().hex, "unfinished": unfinished}
+
+
+def load_checkpoint(
+    path: str | Path, opt: Trainer, model: torch.nn.Module, *, strict: bool = True
+) -> dict[str, Any]:
+    """Let training go on from a checkpoint, and return what `save_checkpoint` was given as extra.
+
+    Collective over the optimizer's communicator. With as many ranks as saved it, training goes on bit for bit
+    (asynchronous GRAWA excepted). With another number, residuals are dealt out so that what the method applies is
+    conserved; see docs/checkpoints.md for the rest. If anything is wrong on any rank, every rank raises the same
+    error, and model and optimizer are what they were.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder of checkpoints, of which the newest whole one is meant, or one of them.
+    opt : DistributedOptimizer
+        Made with the method that saved it, and its settings.
+    model : torch.nn.Module
+    strict : bool
+        Whether other settings of the method are an error; another method is one in any case.
+    """
+    here = opt.world
+    here.agree("load_checkpoint", [("path", path), ("strict", strict)])
+    what = f"loading a checkpoint from {path}"
+    auto.current(here)
+    opt.begin()
+    place = Path(here.run_on_root(what, lambda: str(folder.newest(Path(path)))))
+    # As rank 0 sees it: ranks may have disks of their own.
+    text = here.run_on_root(what, lambda: folder.read_index(place).to_json())
+    index = folder.index_from_json(place, text)
+    try:
+        with here.shared_errors(what):
+            opt.check_between_steps("load_checkpoint()")
+            training.check_alike(opt, index.settings, strict=strict)
+            for rank in range(here.rank, index.ranks, here.size):
+                rank_file.check(place / rank_file.name(rank), index.seals[rank])
+        return _put_back(here, place, index, opt, model, what)
+    except PeerError as error:
+        earlier = None
+        with suppress(OSError):
+            earlier = folder.before(place)
+        hint = f" The checkpoint before it is {earlier}; load it by that name." if earlier else ""
+        raise PeerError(f"{error}{hint}") from error
+
+
+def _put_back(
+    here: World, place: Path, index: Index, opt: Trainer, model: torch.nn.Module, what: str
+) -> dict[str, Any]:
+    """Read this rank's part and put it back. Collective over the communicator."""
+    same = index.ranks == here.size
+    opener = partial(_opened, place, index)
+    with here.shared_errors(what):
+        before = training.copied(training.capture(opt, model, {}))
+    try:
+        with here.shared_errors(what):
+            if same:
+                with opener(here.rank) as file:
+                    state = tree.read(file)
+                training.put_back(opt, model, state)
+                extra: dict[str, Any] = state["extra"]
+            else:
+                extra = resize.put_back(opt, model, index.ranks, opener)
+    except PeerError:
+        training.put_back(opt, model, before)
+        raise
+    return extra
+
+
+def _opened(place: Path, index: Index, rank: int) -> AbstractContextManager[Any]:
+    return rank_file.opened(place / rank_file.name(rank), Header(index.checkpoint, rank, index.ranks))
