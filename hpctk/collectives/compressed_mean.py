@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -85,7 +85,7 @@ def compressed_mean(
         elements=sum(tensor.numel() for tensor in chosen.values()),
         dense_bytes=sum(tensor.numel() * tensor.element_size() for tensor in chosen.values()),
     ) as span:
-        EXCHANGES[compressor.combines](here, chosen, compressor, residuals, schedule, span)
+        EXCHANGES[compressor.combines](Exchange(here, chosen, compressor, residuals, schedule, span))
 
 
 def label(names: Collection[str], what: str = "tensors") -> str:
@@ -139,11 +139,6 @@ def _room(here: World, alike: list[torch.Tensor]) -> torch.Tensor:
     return torch.from_numpy(room).view(alike[0].dtype)
 
 
-def _mean(here: World, flat: torch.Tensor, schedule: str) -> torch.Tensor:
-    reduce_in_place(here, flat, buffers.dtype_of(flat), "mean", schedule)
-    return flat
-
-
 def refuse_bad_sums(tensors: Tensors, residuals: Residuals | None) -> None:
     """Raise TensorError where a tensor, or its sum with its residual, is not finite. Changes nothing.
 
@@ -158,72 +153,66 @@ def refuse_bad_sums(tensors: Tensors, residuals: Residuals | None) -> None:
         refuse(bad, tensor.numel(), name)
 
 
-def _packets(
-    here: World, tensors: Tensors, compressor: Compressor, residuals: Residuals | None, span: Span
-) -> dict[str, Packet]:
-    with span.compressing():
-        if residuals is None:
-            return {name: compressor.compress(tensor, name) for name, tensor in tensors.items()}
-        return {name: residuals.feed(compressor, name, tensor) for name, tensor in tensors.items()}
+@dataclass(frozen=True)
+class Exchange:
+    """One mean of what a compressor carries: the arguments of `compressed_mean`, and the span of its calls."""
+
+    here: World
+    tensors: Tensors
+    compressor: Any
+    residuals: Residuals | None
+    schedule: str
+    span: Span
+
+    def packets(self) -> dict[str, Packet]:
+        """Return this rank's packets, by parameter name; residuals are changed in place."""
+        compressor, residuals = self.compressor, self.residuals
+        with self.span.compressing():
+            if residuals is None:
+                return {name: compressor.compress(tensor, name) for name, tensor in self.tensors.items()}
+            return {name: residuals.feed(compressor, name, tensor) for name, tensor in self.tensors.items()}
 
 
-def _summed(
-    here: World,
-    tensors: Tensors,
-    compressor: Compressor,
-    residuals: Residuals | None,
-    schedule: str,
-    span: Span,
-) -> None:
-    packets = _packets(here, tensors, compressor, residuals, span)
-    dense_mean(here, {name: packet.data for name, packet in packets.items()}, schedule)
-    with span.decompressing():
-        for name, tensor in tensors.items():
-            tensor.copy_(compressor.decompress(packets[name]))
+def _summed(exchange: Exchange) -> None:
+    packets = exchange.packets()
+    dense_mean(exchange.here, {name: packet.data for name, packet in packets.items()}, exchange.schedule)
+    with exchange.span.decompressing():
+        for name, tensor in exchange.tensors.items():
+            tensor.copy_(exchange.compressor.decompress(packets[name]))
 
 
-def _gathered(
-    here: World,
-    tensors: Tensors,
-    compressor: Compressor,
-    residuals: Residuals | None,
-    schedule: str,
-    span: Span,
-) -> None:
-    packets = _packets(here, tensors, compressor, residuals, span)
+def _gathered(exchange: Exchange) -> None:
+    here, tensors, packets = exchange.here, exchange.tensors, exchange.packets()
     mine = torch.cat([packet.data for packet in packets.values()]).cpu().numpy()
     edges = np.cumsum([0, *(packet.nbytes for packet in packets.values())])
     messages = gather_messages(here, ring.allgather(here.size), mine)
-    with span.decompressing():
+    with exchange.span.decompressing():
         for tensor in tensors.values():
             tensor.zero_()
         for data in messages:
             for (lo, hi), (name, tensor) in zip(pairwise(edges), tensors.items(), strict=True):
                 part = torch.from_numpy(data[lo:hi]).to(tensor.device)
-                tensor += compressor.decompress(replace(packets[name], data=part))
+                tensor += exchange.compressor.decompress(replace(packets[name], data=part))
         for tensor in tensors.values():
             tensor /= here.size
 
 
-def _pairs(
-    here: World,
-    tensors: Tensors,
-    compressor: SparseCompressor,
-    residuals: Residuals | None,
-    schedule: str,
-    span: Span,
-) -> None:
+def _pairs(exchange: Exchange) -> None:
+    here, tensors, residuals = exchange.here, exchange.tensors, exchange.residuals
+    compressor: SparseCompressor = exchange.compressor
     edges = np.cumsum([0, *(tensor.numel() for tensor in tensors.values())])
-    n = int(edges[-1])
-    with span.compressing():
+    with exchange.span.compressing():
         indices, values = selected(tensors, compressor, residuals, edges)
     counts = [compressor.k(tensor.numel()) for tensor in tensors.values()]
     known = [count for count in counts if count is not None]
     keep = sum(known) if compressor.keep else None
-    found, total, dropped = reduce_pairs(here, indices, values, n, keep, as_many=len(known) == len(counts))
-    with span.decompressing():
+    as_many = len(known) == len(counts)
+    found, total, dropped = reduce_pairs(here, indices, values, int(edges[-1]), keep, as_many=as_many)
+    with exchange.span.decompressing():
         total /= here.size
-        _write(tensors, edges, found, total)
+        for tensor in tensors.values():
+            tensor.zero_()
+        _put(list(tensors.values()), edges, found, total)
         if residuals is not None and dropped.any():
             kept_back = [residuals.of(name, tensor) for name, tensor in tensors.items()]
             _put(kept_back, edges, indices[dropped], values[dropped])
@@ -257,43 +246,32 @@ def _wide(values: Any, dtype: torch.dtype) -> Any:
     return torch.from_numpy(values).view(dtype).float().numpy()
 
 
-def _write(tensors: Tensors, edges: Any, indices: Any, values: Any) -> None:
-    """Overwrite tensors, laid one after the other, by a sparse vector."""
-    for tensor in tensors.values():
-        tensor.zero_()
-    _put(list(tensors.values()), edges, indices, values)
-
-
 def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any) -> None:
+    """Write the elements of a sparse vector into tensors, laid one after the other."""
     cuts = np.searchsorted(indices, edges)
     for tensor, start, (lo, hi) in zip(tensors, edges, pairwise(cuts), strict=False):
         where = torch.from_numpy(indices[lo:hi].astype(np.int64) - int(start)).to(tensor.device)
         tensor.view(-1)[where] = torch.from_numpy(values[lo:hi]).to(tensor)
 
 
-def _own(
-    here: World,
-    tensors: Tensors,
-    compressor: Aggregating,
-    residuals: Residuals | None,
-    schedule: str,
-    span: Span,
-) -> None:
+def _own(exchange: Exchange) -> None:
+    here, tensors, residuals = exchange.here, exchange.tensors, exchange.residuals
+    compressor: Aggregating = exchange.compressor
     inputs = {name: tensor.clone() for name, tensor in tensors.items()}
     if residuals is not None:
         kept = {name: residuals.of(name, tensor) for name, tensor in tensors.items()}
         torch_private.foreach_add_(list(inputs.values()), list(kept.values()))
     began, exchanging = time.perf_counter(), 0.0
 
-    def exchanged(flat: torch.Tensor) -> torch.Tensor:
+    def mean(flat: torch.Tensor) -> torch.Tensor:
         nonlocal exchanging
         start = time.perf_counter()
-        mean = _mean(here, flat, schedule)
+        reduce_in_place(here, flat, buffers.dtype_of(flat), "mean", exchange.schedule)
         exchanging += time.perf_counter() - start
-        return mean
+        return flat
 
-    means = compressor.aggregate(inputs, exchanged)
-    span.spent("compressing_s", time.perf_counter() - began - exchanging)
+    means = compressor.aggregate(inputs, mean)
+    exchange.span.spent("compressing_s", time.perf_counter() - began - exchanging)
     # Only now: an aggregate that refuses must leave the residuals as they were.
     for name, tensor in tensors.items():
         tensor.copy_(means[name])
@@ -302,7 +280,7 @@ def _own(
 
 
 #: How packets combine -> what exchanges them. Each replaces tensors in place and is collective.
-EXCHANGES: Mapping[str, Callable[[World, Tensors, Any, Residuals | None, str, Span], None]] = {
+EXCHANGES: Mapping[str, Callable[[Exchange], None]] = {
     "summed": _summed,
     "gathered": _gathered,
     "signs": _gathered,

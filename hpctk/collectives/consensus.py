@@ -23,9 +23,8 @@ import numpy as np
 from hpctk.collectives.engine import consensus_weights
 from hpctk.collectives.engine.consensus_weights import ConsensusState
 from hpctk.collectives.engine.elements import InPlace
-from hpctk.collectives.engine.engine import Engine, engine_of
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.fuse import describe, fuse, unfuse
-from hpctk.comm.buffers import DTYPES
 from hpctk.comm.collective import collective
 from hpctk.comm.world import World, world
 from hpctk.schedules import bounds, recursive_doubling, ring, rotation
@@ -93,7 +92,8 @@ class Part:
     """Some of a model's gradients on their way to the ranks that aggregate them.
 
     Making one starts the first half, the exchange of all parts, and returns; several may be under way.
-    Collective over the communicator.
+    Collective over the communicator. Inner products are formed for each piece as soon as all ranks' parts of it are
+    there, while the rest is still under way, and added up in the order of the elements, not of arrival.
 
     Parameters
     ----------
@@ -121,15 +121,23 @@ class Part:
     ) -> None:
         self.here, self.flat, self.members = here, flat, list(members)
         engine = engine_of(here)
-        lo, hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
+        self.lo, self.hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
         if room is None:
             room = engine.workspace("consensus", self.room_bytes(here, flat))
-        self.shard = Shard(flat, here.rank, room.view(flat.dtype).reshape(here.size, hi - lo), lo, groups)
+        #: Everyone's part of the elements that this rank aggregates.
+        self.parts = room.view(flat.dtype).reshape(here.size, self.hi - self.lo)
+        self.parts[here.rank] = flat[self.lo : self.hi]
+        self._groups = groups
+        self._weights: list[Any] = []
+        self._waiting: dict[int, int] = {}
+        self._pieces: dict[int, Any] = {}
+        if here.size == 1:
+            self.arrived(0, self.lo, self.hi)
         self._run = engine.start(
             rotation.reduce_scatter(here.size, keep=True),
             InPlace(flat, flat.itemsize),
             flight=FLIGHT,
-            kept=self.shard,
+            kept=self,
             lane=lane,
         )
 
@@ -139,16 +147,59 @@ class Part:
         lo, hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
         return int(here.size * (hi - lo) * flat.itemsize)
 
+    def room(self, peer: int, lo: int, hi: int) -> Any:
+        """Return the memory for the peer's elements lo .. hi-1."""
+        return self.parts[peer, lo - self.lo : hi - self.lo].view(np.uint8)
+
+    def arrived(self, peer: int, lo: int, hi: int) -> None:
+        """Form the inner products of elements lo .. hi-1 once all parts of them are there."""
+        self._waiting[lo] = self._waiting.get(lo, len(self.parts) - 1) - 1
+        if self._waiting[lo] <= 0:
+            pieces = shard_groups(self._groups, lo, hi)
+            self._pieces[lo] = partial_products(self.parts[:, lo - self.lo : hi - self.lo], pieces)
+
     def products(self) -> Any:
-        """Return the inner products over this rank's shard, once all parts of it are there."""
+        """Return <g_j, S> and ||g_j||^2 over this rank's shard, once all is there: 2 x groups x ranks."""
         engine_of(self.here).complete(self._run, f"exchanging {len(self.flat)} elements for a consensus")
-        return self.shard.products()
+        # It refers to this part: a cycle would keep the gradients in memory.
+        del self._run
+        total = np.zeros((2, len(self._groups) - 1, len(self.parts)))
+        for lo in sorted(self._pieces):
+            for g, inner, squared in self._pieces[lo]:
+                total[0, g] += inner
+                total[1, g] += squared
+        return total
 
     def gather(self, weights: Sequence[Any]) -> None:
         """Form the aggregate with the weights of all groups, and give it to everyone. Collective. In place."""
-        self.shard.weights = [weights[member] for member in self.members]
+        self._weights = [weights[member] for member in self.members]
         # A ring has the links to itself: all-gathering by rotation was slower, its streams share them unevenly.
-        engine_of(self.here).run(ring.allgather(self.here.size), WeightedShard(self.flat, self.shard))
+        engine_of(self.here).run(ring.allgather(self.here.size), WeightedShard(self))
+
+    def aggregate(self, lo: int, hi: int) -> None:
+        """Overwrite elements lo .. hi-1 by their weighted sum over the ranks."""
+        parts, out = self.parts[:, lo - self.lo : hi - self.lo], self.flat[lo:hi]
+        for g, start, stop in shard_groups(self._groups, lo, hi):
+            weights = np.asarray(self._weights[g], parts.dtype)
+            np.dot(weights, parts[:, start:stop], out=out[start:stop])
+
+
+class WeightedShard(InPlace):
+    """Elements of which this rank's own are formed when they are first sent, while others are under way."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.flat, part.flat.itemsize)
+        self._part = part
+        self._formed: set[int] = set()
+        if part.here.size == 1:
+            part.aggregate(part.lo, part.hi)
+
+    def outgoing(self, lo: int, hi: int) -> Any:
+        """Return elements lo .. hi-1: the aggregate of this rank's own, or another's passed on."""
+        if self._part.lo <= lo < self._part.hi and lo not in self._formed:
+            self._formed.add(lo)
+            self._part.aggregate(lo, hi)
+        return super().outgoing(lo, hi)
 
 
 def finish(
@@ -168,7 +219,10 @@ def finish(
     total = np.zeros((2, groups, here.size))
     for part in parts:
         total[:, part.members] += part.products()
-    inner, squared = _sum_over_ranks(engine_of(here), here, total)
+    # By our own plan, not by MPI: all ranks must come to the same bits.
+    summed = InPlace(total.reshape(-1), total.itemsize, "float64")
+    engine_of(here).run(recursive_doubling.allreduce(here.size), summed, overhead=True)
+    inner, squared = total
     weights = [
         np.zeros(here.size)
         if g in absent
@@ -177,90 +231,6 @@ def finish(
     ]
     for part in parts:
         part.gather(weights)
-
-
-class Shard:
-    """All workers' parts of the elements that this rank aggregates.
-
-    Inner products are formed for each piece as soon as all parts of it are there, while the rest is
-    still under way; they are added up in the order of the elements, whatever order they came in.
-
-    Parameters
-    ----------
-    flat : array
-        This rank's gradient.
-    rank : int
-    parts : array of ranks x elements
-        Room for everyone's part of the shard.
-    lo : int
-        The shard's first element.
-    groups : sequence of int
-        The bounds of the groups of elements that share weights.
-    """
-
-    def __init__(self, flat: Any, rank: int, parts: Any, lo: int, groups: Sequence[int]) -> None:
-        self.lo, self.hi = lo, lo + parts.shape[1]
-        self.parts = parts
-        self.parts[rank] = flat[self.lo : self.hi]
-        self.weights: list[Any] = []
-        self._groups = groups
-        self._waiting: dict[int, int] = {}
-        self._pieces: dict[int, Any] = {}
-        if len(parts) == 1:
-            self.arrived(rank, self.lo, self.hi)
-
-    def room(self, peer: int, lo: int, hi: int) -> Any:
-        """Return the memory for the peer's elements lo .. hi-1."""
-        return self.parts[peer, lo - self.lo : hi - self.lo].view(np.uint8)
-
-    def arrived(self, peer: int, lo: int, hi: int) -> None:
-        """Form the inner products of elements lo .. hi-1 once all parts of them are there."""
-        self._waiting[lo] = self._waiting.get(lo, len(self.parts) - 1) - 1
-        if self._waiting[lo] <= 0:
-            self._pieces[lo] = partial_products(
-                self.parts[:, lo - self.lo : hi - self.lo], self.pieces(lo, hi)
-            )
-
-    def pieces(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
-        """Return (group, start, stop) for the groups that elements lo .. hi-1 belong to, counted from lo."""
-        return shard_groups(self._groups, lo, hi)
-
-    def products(self) -> Any:
-        """Return <g_j, S> and ||g_j||^2 over this shard: an array of 2 x groups x ranks."""
-        total = np.zeros((2, len(self._groups) - 1, len(self.parts)))
-        for lo in sorted(self._pieces):
-            for g, inner, squared in self._pieces[lo]:
-                total[0, g] += inner
-                total[1, g] += squared
-        return total
-
-    def aggregate(self, lo: int, hi: int, out: Any) -> None:
-        """Write the weighted sum of elements lo .. hi-1 into `out`."""
-        parts = self.parts[:, lo - self.lo : hi - self.lo]
-        for g, start, stop in self.pieces(lo, hi):
-            weighted_sum(parts[:, start:stop], self.weights[g], out[start:stop])
-
-
-class WeightedShard(InPlace):
-    """Elements of which this rank's own are formed when they are first sent, while others are under way."""
-
-    def __init__(self, flat: Any, shard: Shard) -> None:
-        super().__init__(flat, flat.itemsize)
-        self._flat, self._shard = flat, shard
-        self._formed: set[int] = set()
-        if len(shard.parts) == 1:
-            shard.aggregate(shard.lo, shard.hi, flat)
-
-    def outgoing(self, lo: int, hi: int) -> Any:
-        """Return elements lo .. hi-1: the aggregate of this rank's own, or another's passed on."""
-        if self._shard.lo <= lo < self._shard.hi and lo not in self._formed:
-            self._formed.add(lo)
-            self._shard.aggregate(lo, hi, self._flat[lo:hi])
-        return super().outgoing(lo, hi)
-
-    def incoming(self, lo: int, hi: int) -> Any:
-        """Return the elements' own memory."""
-        return super().outgoing(lo, hi)
 
 
 def shard_groups(groups: Sequence[int], lo: int, hi: int) -> list[tuple[int, int, int]]:
@@ -288,17 +258,3 @@ def partial_products(parts: Any, pieces: Sequence[tuple[int, int, int]]) -> list
             squared += products.diagonal()
         found.append((g, inner, squared))
     return found
-
-
-def _sum_over_ranks(engine: Engine, here: World, products: Any) -> Any:
-    # By our own plan, not by MPI: all ranks must come to the same bits.
-    flat = products.reshape(-1)
-    double = DTYPES["float64"]
-    plan = recursive_doubling.allreduce(here.size)
-    engine.run(plan, InPlace(flat, double.itemsize, double.unit), overhead=True)
-    return products
-
-
-def weighted_sum(parts: Any, factors: Any, out: Any) -> None:
-    """Write sum_j factors[j] * parts[j] into `out`, in the parts' dtype."""
-    np.dot(np.asarray(factors, parts.dtype), parts, out=out)

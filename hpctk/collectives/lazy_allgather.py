@@ -21,16 +21,12 @@ from hpctk.schedules import lazy
 def lazy_allgather(here: World, message: Any) -> dict[int, Any]:
     """Return the messages of all ranks that gave one, by rank in ascending order.
 
-    Parameters
-    ----------
-    here : World
-    message : uint8 array or None
-        What this rank has to say, of any length; None for nothing.
+    `message` is a uint8 array of any length, None where this rank sends nothing.
     """
     flags = gather_rows(here, np.array([message is not None], np.uint8))[:, 0]
     senders = [rank for rank, flag in enumerate(flags.tolist()) if flag]
     if not senders:
-        # Nothing was sent, and that is worth telling.
+        # Nothing was sent, which statistics show.
         call = engine_of(here).opened("allgather", "lazy", 0)
         call.sent_bytes = call.received_bytes = 0
         engine_of(here).report(call)

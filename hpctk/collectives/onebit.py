@@ -31,11 +31,12 @@ from hpctk.telemetry.span import Span
 
 
 class Parts:
-    """Where the other ranks' signs of this rank's shard go."""
+    """All ranks' signs of this rank's shard, one row each; those of the others are received here."""
 
-    def __init__(self, size: int, lo: int, hi: int) -> None:
-        self.signs = np.empty((size, hi - lo), np.uint8)
-        self._lo = lo
+    def __init__(self, here: World, signs: Any) -> None:
+        self._lo, hi = bounds(len(signs), here.size, range(here.rank, here.rank + 1))
+        self.signs = np.empty((here.size, hi - self._lo), np.uint8)
+        self.signs[here.rank] = signs[self._lo : hi]
 
     def room(self, peer: int, lo: int, hi: int) -> Any:
         """Return the memory for the peer's bytes lo .. hi-1."""
@@ -80,33 +81,23 @@ def onebit_allreduce(here: World, signs: Any, scale: float, n: int, server: Any)
             f"one-bit all-reduce of {n} elements needs {sign_bytes(n)} bytes of signs and a server residual of "
             f"{hi - lo} on rank {here.rank}, not {signs.size} and {server.size}"
         )
-    dense_bytes = n * server.itemsize
-    with engine_of(here).span(compressor="Sign", elements=n, dense_bytes=dense_bytes) as span:
+    with engine_of(here).span(compressor="Sign", elements=n, dense_bytes=n * server.itemsize) as span:
         return _reduced(here, signs, scale, n, server, span)
 
 
 def _reduced(here: World, signs: Any, scale: float, n: int, server: Any, span: Span) -> tuple[Any, float]:
-    lo, hi = shard_bounds(here, n)
     scales = gather_rows(here, np.array([scale], np.float64))[:, 0]
-    everyone = _shard_signs(here, signs)
+    everyone = Parts(here, signs)
+    engine_of(here).run(rotation.reduce_scatter(here.size, keep=True), InPlace(signs, 1), kept=everyone)
     with span.decompressing():
-        for rank, signs_of_rank in enumerate(everyone):
-            bits.add_signs(signs_of_rank, hi - lo, float(scales[rank] / here.size), server)
+        for rank, signs_of_rank in enumerate(everyone.signs):
+            bits.add_signs(signs_of_rank, len(server), float(scales[rank] / here.size), server)
     norms = gather_rows(here, np.array([np.abs(server).sum(dtype=np.float64)], np.float64))[:, 0]
     # In the elements' precision at once: every rank must subtract the same number.
     common = float(server.dtype.type(norms.sum() / n)) if n else 0.0
     byte_lo, byte_hi = bounds(sign_bytes(n), here.size, range(here.rank, here.rank + 1))
     with span.compressing():
         signs[byte_lo:byte_hi] = bits.pack_signs(server)
-        bits.add_signs(signs[byte_lo:byte_hi], hi - lo, -common, server)
+        bits.add_signs(signs[byte_lo:byte_hi], len(server), -common, server)
     engine_of(here).run(ring.allgather(here.size), InPlace(signs, 1))
     return signs, common
-
-
-def _shard_signs(here: World, signs: Any) -> Any:
-    """Return all ranks' signs of this rank's shard, one row each. Collective over the communicator."""
-    lo, hi = bounds(len(signs), here.size, range(here.rank, here.rank + 1))
-    parts = Parts(here.size, lo, hi)
-    parts.signs[here.rank] = signs[lo:hi]
-    engine_of(here).run(rotation.reduce_scatter(here.size, keep=True), InPlace(signs, 1), kept=parts)
-    return parts.signs

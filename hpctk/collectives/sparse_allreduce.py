@@ -15,7 +15,6 @@ as a mask over their own elements: sum over ranks of what they sent = what was k
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -104,16 +103,8 @@ def sparse_allreduce(
     kind = getattr(values, "dtype", type(values).__name__)
     valueless = [buffers.is_uninitialised(x) or bool(getattr(x, "is_meta", False)) for x in (indices, values)]
     with here.one_thread:
-        here.agree(
-            "sparse_allreduce",
-            [
-                ("dtype", kind),
-                ("size", size),
-                ("keep", keep),
-                ("schedule", schedule),
-                ("without values", valueless),
-            ],
-        )
+        settings = [("dtype", kind), ("size", size), ("keep", keep), ("schedule", schedule)]
+        here.agree("sparse_allreduce", [*settings, ("without values", valueless)])
         for given in (indices, values):
             buffers.check_values(given)
         _check_settings(size, keep, schedule)
@@ -165,12 +156,9 @@ def reduce_pairs(
     if schedule == "dense":
         found, total = _dense(here, indices, values, n, keep)
     elif schedule == "split" and keep is not None:
-        found, total = _split_and_keep(
-            here,
-            SparseBlocks(balance.edges(samples, n, here.size), indices, values),
-            keep,
-            sparse.wire_bytes(len(indices), n, values.itemsize),
-        )
+        blocks = SparseBlocks(balance.edges(samples, n, here.size), indices, values)
+        payload_bytes = sparse.wire_bytes(len(indices), n, values.itemsize)
+        found, total = _split_and_keep(here, blocks, keep, payload_bytes)
     else:
         plan = build(schedule, "sparse_allreduce", here.size, nodes=here.nodes)
         found, total = _by_plan(here, plan, indices, values, n, samples)
@@ -188,24 +176,22 @@ def _by_plan(here: World, plan: Plan, indices: Any, values: Any, n: int, samples
         return summed_lists(everyone, n, values.dtype.name)
     ranges = balance.edges(samples, n, plan.blocks) if plan.blocks > 1 else [0, n]
     blocks = SparseBlocks(ranges, indices, values)
-    _run(here, plan, blocks, sparse.wire_bytes(len(indices), n, values.itemsize))
+    payload_bytes = sparse.wire_bytes(len(indices), n, values.itemsize)
+    engine_of(here).run_ragged(plan, blocks, payload_bytes=payload_bytes)
     return blocks.result()
 
 
 def _split_and_keep(here: World, blocks: SparseBlocks, keep: int, payload_bytes: int) -> Pairs:
-    _run(here, rotation.reduce_scatter(here.size), blocks, payload_bytes)
+    run = engine_of(here).run_ragged
+    run(rotation.reduce_scatter(here.size), blocks, payload_bytes=payload_bytes)
     indices, values = blocks.pairs(here.rank)
     taken = largest(here, values, keep)
     blocks.put(here.rank, indices[taken], values[taken])
-    _run(here, ring.allgather(here.size), blocks, 0)
+    run(ring.allgather(here.size), blocks, payload_bytes=0)
     found, total = blocks.result()
     # A range that is almost full travels as a dense one, zeros and all: those were not kept.
     there = total != 0
     return found[there], total[there]
-
-
-def _run(here: World, plan: Plan, blocks: SparseBlocks, payload_bytes: int) -> None:
-    engine_of(here).run_ragged(plan, blocks, payload_bytes=payload_bytes)
 
 
 def _dense(here: World, indices: Any, values: Any, n: int, keep: int | None) -> Pairs:
@@ -225,15 +211,12 @@ def _kept(indices: Any, values: Any, keep: int) -> Pairs:
     return indices[chosen], values[chosen]
 
 
-@dataclass
-class Choices:
+class Choices(dict[tuple[int, int, int | None, int], str]):
     """What was chosen so far: (length, most elements of a rank, keep, bytes of a value) -> schedule."""
-
-    made: dict[tuple[int, int, int | None, int], str] = field(default_factory=dict)
 
 
 def _choose(here: World, n: int, k: int, keep: int | None, itemsize: int) -> str:
-    made = here.attached.setdefault(Choices, Choices()).made
+    made = here.attached.setdefault(Choices, Choices())
     # Lists whose lengths vary a little are alike: otherwise every call would be priced, and remembered.
     coarse = max(0, k.bit_length() - 3)
     k = min(n, -(-k >> coarse) << coarse)
@@ -267,16 +250,12 @@ def offers(
     size: int, n: int, k: int, keep: int | None, itemsize: int, pay: sparse_cost.Pay
 ) -> dict[str, Offer]:
     """Return the cost of every way to sum vectors of n elements, k of them on each rank."""
-    wire = partial(_wire_bytes, itemsize=itemsize)
+    wire = partial(sparse.wire_bytes, itemsize=itemsize)
     made = {name: sparse_cost.offer(name, size, n, k, keep, wire, pay) for name in names("sparse_allreduce")}
     plans = [build(name, "allreduce", size) for name in names("allreduce")]
     cheapest = min(plans, key=lambda plan: pay(plan, n * itemsize))
     made["dense"] = Offer(((cheapest, n * itemsize),), pay(cheapest, n * itemsize) + DENSE_ELEMENT_S * n)
     return made
-
-
-def _wire_bytes(k: int, n: int, itemsize: int) -> int:
-    return sparse.wire_bytes(k, n, itemsize)
 
 
 def _check_settings(size: int, keep: int | None, schedule: str) -> None:

@@ -1,7 +1,7 @@
 """Collective schedules as data: who sends which part of a tensor to whom, and when.
 
 Pure Python, without MPI and without torch. `build` makes a Plan; an engine runs it (`hpctk.collectives`),
-`check.check` proves it, `cost.price` prices it, `draw.draw` draws it.
+tests prove it for all sizes up to 64, `cost.prices.price` prices it, `core.draw.draw` draws it.
 """
 
 from hpctk.schedules.core.plan import Action, Plan, Recv, Round, Send, bounds

@@ -239,7 +239,7 @@ def test_auto_turns_dense_when_the_union_fills(world):
     n = 200_000
     for k in (200, 150_000):
         reduce_pairs(world, *pairs_of(world.rank, n, k, dtype=np.float32), n)
-    made = {key[1]: name for key, name in world.attached[Choices].made.items() if key[0] == n}
+    made = {key[1]: name for key, name in world.attached[Choices].items() if key[0] == n}
     assert made[max(made)] == "dense"
     assert made[min(made)] != "dense"
 

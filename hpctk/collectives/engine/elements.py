@@ -7,7 +7,7 @@ sent is what the sender goes on with, so that both ends of an exchange hold the 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,40 +15,13 @@ from hpctk.comm import buffers
 from hpctk.comm.buffers import Dtype
 
 
-class Elements(Protocol):
-    """Elements 0 .. n-1 of a tensor, as the engine sees them."""
-
-    n: int
-    itemsize: int
-    #: Extra memory held, in bytes.
-    extra_bytes: int
-
-    def outgoing(self, lo: int, hi: int) -> Any:
-        """Return the bytes of elements lo .. hi-1 to send; they stay as they are until overwritten by `stored`."""
-
-    def incoming(self, lo: int, hi: int) -> Any:
-        """Return the memory in which elements lo .. hi-1 are received to be stored."""
-
-    def stored(self, lo: int, hi: int) -> None:
-        """Take over what was received in `incoming`."""
-
-    def combine(self, lo: int, hi: int, received: Any) -> None:
-        """Combine received bytes with elements lo .. hi-1."""
-
-    def scratch(self, nbytes: int) -> Any:
-        """Return memory to receive bytes in that are to be combined."""
-
-    def finish(self) -> None:
-        """Leave the result in the tensor."""
-
-
 class InPlace:
-    """Elements combined where they lie.
+    """Elements 0 .. n-1 of flat contiguous memory, combined where they lie.
 
     Parameters
     ----------
     flat : array or tensor
-        Flat contiguous memory that may be read and written.
+        May be read and written.
     itemsize : int
         Bytes of one element.
     unit : str
@@ -59,6 +32,7 @@ class InPlace:
         Number of ranks, for the mean.
     """
 
+    #: Extra memory held, in bytes.
     extra_bytes = 0
 
     def __init__(self, flat: Any, itemsize: int, unit: str = "", op: str = "sum", size: int = 1) -> None:
@@ -73,17 +47,19 @@ class InPlace:
         self._combine = _combiner(op, self._device)
 
     def outgoing(self, lo: int, hi: int) -> Any:
-        """Return the elements' own memory."""
+        """Return the bytes of elements lo .. hi-1 to send; they stay as they are until overwritten by `stored`."""
         if self._device:
             buffers.synchronize(self._bytes)
         return self._bytes[lo * self.itemsize : hi * self.itemsize]
 
     def incoming(self, lo: int, hi: int) -> Any:
-        """Return the elements' own memory."""
-        return self.outgoing(lo, hi)
+        """Return the memory in which elements lo .. hi-1 are received to be stored."""
+        if self._device:
+            buffers.synchronize(self._bytes)
+        return self._bytes[lo * self.itemsize : hi * self.itemsize]
 
     def stored(self, lo: int, hi: int) -> None:
-        """Nothing: the elements are where they belong."""
+        """Take over what was received in `incoming`."""
 
     def combine(self, lo: int, hi: int, received: Any) -> None:
         """Combine received bytes with elements lo .. hi-1."""
@@ -91,47 +67,30 @@ class InPlace:
         self._combine(own, received.view(self._unit), out=own)
 
     def scratch(self, nbytes: int) -> Any:
-        """Return memory beside the tensor's."""
+        """Return memory beside the tensor's, to receive bytes in that are to be combined."""
         return self._bytes.new_empty(nbytes) if self._device else np.empty(nbytes, np.uint8)
 
     def finish(self) -> None:
-        """Divide a sum into its mean; the result is where it belongs."""
+        """Leave the result in the tensor: divide a sum into its mean."""
         if self._divisor > 1 and self.n:
             self._values /= self._divisor
 
 
-class Widened:
-    """Elements of 1 or 2 bytes, summed in float32. Holds a float32 copy.
-
-    Parameters
-    ----------
-    flat : torch tensor
-        Flat contiguous memory that may be read and written.
-    op : str
-        sum, mean or max.
-    """
+class Widened(InPlace):
+    """Elements of 1 or 2 bytes of a flat torch tensor, summed in float32. Holds a float32 copy."""
 
     def __init__(self, flat: Any, op: str = "sum", size: int = 1) -> None:
-        self._divisor = size if op == "mean" else 1
+        super().__init__(flat, flat.element_size(), op=op, size=size)
         self._flat = flat
         self._wide = flat.float()
-        self._bytes = buffers.as_bytes(flat)
-        self.n, self.itemsize = flat.numel(), flat.element_size()
         self.extra_bytes = 4 * self.n
-        self._device = not isinstance(self._bytes, np.ndarray)
         self._combine = _combiner(op, True)
 
     def outgoing(self, lo: int, hi: int) -> Any:
         """Round the elements, go on with what was rounded, and return it."""
         self._flat[lo:hi] = self._wide[lo:hi]
         self._wide[lo:hi] = self._flat[lo:hi]
-        if self._device:
-            buffers.synchronize(self._flat)
-        return self._bytes[lo * self.itemsize : hi * self.itemsize]
-
-    def incoming(self, lo: int, hi: int) -> Any:
-        """Return the narrow elements' memory."""
-        return self._bytes[lo * self.itemsize : hi * self.itemsize]
+        return super().outgoing(lo, hi)
 
     def stored(self, lo: int, hi: int) -> None:
         """Widen what was received."""
@@ -145,10 +104,6 @@ class Widened:
         own = self._wide[lo:hi]
         self._combine(own, narrow.view(self._flat.dtype).float(), out=own)
 
-    def scratch(self, nbytes: int) -> Any:
-        """Return memory beside the tensor's."""
-        return self._bytes.new_empty(nbytes) if self._device else np.empty(nbytes, np.uint8)
-
     def finish(self) -> None:
         """Divide a sum into its mean, and round what has not been rounded yet."""
         if self._divisor > 1:
@@ -156,7 +111,7 @@ class Widened:
         self._flat.copy_(self._wide)
 
 
-def elements(flat: Any, dtype: Dtype, op: str, size: int = 1) -> InPlace | Widened:
+def elements(flat: Any, dtype: Dtype, op: str, size: int = 1) -> InPlace:
     """Return the elements of flat memory, to be combined with `op` over `size` ranks."""
     if not dtype.widened:
         return InPlace(flat, dtype.itemsize, dtype.unit, op, size)

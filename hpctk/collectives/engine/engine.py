@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpctk.collectives.engine.elements import Elements
+from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.engine.plan_run import DenseRun, Kept, PlanRun
 from hpctk.collectives.engine.ragged_run import RaggedBlocks, RaggedRun
@@ -81,7 +81,7 @@ class Engine:
     def start(
         self,
         plan: Plan,
-        elements: Elements,
+        elements: InPlace,
         *,
         segment_bytes: int | None = None,
         flight: int = FLIGHT,
@@ -164,7 +164,7 @@ class Engine:
         width = self._half // LANES
         return range(lane * width, (lane + 1) * width)
 
-    def run(self, plan: Plan, elements: Elements, **settings: Any) -> DenseRun:
+    def run(self, plan: Plan, elements: InPlace, **settings: Any) -> DenseRun:
         """Run `plan` to its end; settings as in `start`. Collective over the transport's ranks."""
         run = self.start(plan, elements, **settings)
         self.complete(run, f"{plan.name} {plan.kind} of {elements.n} elements")
@@ -172,7 +172,7 @@ class Engine:
         return run
 
     def handle(
-        self, plan: Plan, elements: Elements, finish: Callable[[], Any], *, lane: int | None = None
+        self, plan: Plan, elements: InPlace, finish: Callable[[], Any], *, lane: int | None = None
     ) -> Handle:
         """Start running `plan`; waiting for the handle runs it to its end and returns what `finish` does.
 

@@ -11,14 +11,8 @@ from hpctk.errors import HpctkError
 class Handle:
     """A collective under way: do something else, then `wait()`, once, for its result.
 
-    Parameters
-    ----------
-    operation : str
-        For messages.
-    is_done : callable
-        Returns whether the communication is over, letting it make progress.
-    finish : callable
-        Waits for the communication, does what is left and returns the result.
+    `is_done` returns whether the communication is over, and lets it make progress; `finish` waits for it, does what is
+    left and returns the result.
     """
 
     def __init__(self, operation: str, is_done: Callable[[], bool], finish: Callable[[], Any]) -> None:

@@ -26,7 +26,7 @@ from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, Protocol
 
-from hpctk.collectives.engine.elements import Elements
+from hpctk.collectives.engine.elements import InPlace
 from hpctk.comm.transport import Transport
 from hpctk.schedules.core.plan import Action, Plan, bounds
 from hpctk.telemetry.traffic import Traffic
@@ -184,7 +184,7 @@ class DenseRun(PlanRun):
         self,
         transport: Transport,
         plan: Plan,
-        elements: Elements,
+        elements: InPlace,
         segment_bytes: int,
         tags: range,
         flight: int,

@@ -24,17 +24,9 @@ from hpctk.schedules import ring
 
 
 def mean_of_signs(here: World, packet: Packet, out: torch.Tensor) -> None:
-    """Overwrite a flat tensor by the mean of what all ranks' packets of signs stand for.
+    """Overwrite `out`, of the packet's shape and dtype, by the mean of what all ranks' packets of signs stand for.
 
     Collective over the communicator. In place.
-
-    Parameters
-    ----------
-    here : World
-    packet : Packet
-        This rank's, as `hpctk.Sign` makes it.
-    out : torch.Tensor
-        Of the packet's shape and dtype.
     """
     dense_bytes = packet.n * out.element_size()
     with engine_of(here).span(compressor="Sign", elements=packet.n, dense_bytes=dense_bytes) as span:

@@ -18,11 +18,7 @@ Pairs = tuple[Any, Any]
 class SparseBlocks:
     """Ranges of indices of one sparse vector; block b holds those from edges[b] up to edges[b + 1].
 
-    Parameters
-    ----------
-    edges : sequence of int
-    indices, values : array
-        This rank's elements, ascending; float32 or float64.
+    `indices`, ascending, and `values`, of float32 or float64, are this rank's elements.
     """
 
     def __init__(self, edges: Sequence[int], indices: Any, values: Any) -> None:
@@ -68,8 +64,11 @@ class SparseBlocks:
     def result(self) -> Pairs:
         """Return the whole vector: ascending indices and their values."""
         # By way of the wire form: who got a list that was sent as a dense one has its zeros listed too.
-        for block in range(len(self._lists)):
-            self._settle(block)
+        for block, known in enumerate(self._lists):
+            if known is not None and sparse.turns_dense(
+                len(known[0]), self._length(block), known[1].itemsize
+            ):
+                self.outgoing(block)
         lists = [self.pairs(block) for block in range(len(self._lists))]
         indices = np.empty(sum(len(found) for found, _ in lists), index_dtype(self._edges[-1]))
         values = np.empty(len(indices), self._dtype)
@@ -80,11 +79,6 @@ class SparseBlocks:
             values[at : at + len(found)] = its_values
             at += len(found)
         return indices, values
-
-    def _settle(self, block: int) -> None:
-        known = self._lists[block]
-        if known is not None and sparse.turns_dense(len(known[0]), self._length(block), known[1].itemsize):
-            self.outgoing(block)
 
     def _length(self, block: int) -> int:
         return self._edges[block + 1] - self._edges[block]

@@ -6,10 +6,10 @@ A round lasts as long as its busiest rank needs:
     + byte_s * (bytes + (exchange_factor - 1) * exchanged bytes) + combine_byte_s * added bytes
 
 and rounds follow one another. `price` evaluates that in closed form from the plan's Volume, in a time that
-does not grow with the number of ranks (for halving_doubling with its logarithm); `replay_seconds` walks
-through all rounds of all ranks and must come to the same result. Phases inside nodes use the machine's local
-figures. An engine that overlaps rounds is faster than the model, most of all where rounds do not depend on
-each other (rotation).
+does not grow with the number of ranks (for halving_doubling with its logarithm); tests walk through all
+rounds of all ranks and come to the same result. Phases inside nodes use the machine's local figures. An
+engine that overlaps rounds is faster than the model, most of all where rounds do not depend on each other
+(rotation).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,29 +18,28 @@ from hpctk.errors import SettingError
 from hpctk.schedules.core.plan import Plan
 from hpctk.schedules.core.registry import build, names
 from hpctk.schedules.cost.machine import Machine
-from hpctk.schedules.proof.tally import Load, loads
-
-__all__ = ["Machine", "best", "price", "replay_seconds", "site"]
+from hpctk.schedules.cost.volume import Phase
 
 Nodes = Sequence[Sequence[int]]
 
 
 def price(plan: Plan, nbytes: int, machine: Machine) -> float:
     """Return the seconds that `plan` needs for a tensor of `nbytes` bytes, in closed form."""
-    _check_bytes(nbytes)
-    cut = _Cut(plan.blocks, nbytes, machine)
+    if nbytes < 0:
+        raise SettingError(f"nbytes={nbytes}: allowed are 0 and more")
     return sum(
-        phase.rounds
-        * cut.seconds([phase.blocks], phase.blocks, phase.exchanged, phase.combined, local=phase.local)
-        for phase in plan.volume.phases
+        phase.rounds * _round_seconds(phase, plan.blocks, nbytes, machine) for phase in plan.volume.phases
     )
 
 
-def replay_seconds(plan: Plan, nbytes: int, machine: Machine) -> float:
-    """Return the seconds of `price`, found by walking through every round of every rank."""
-    _check_bytes(nbytes)
-    cut = _Cut(plan.blocks, nbytes, machine)
-    return sum(cut.round_seconds(row) for row in loads(plan))
+def _round_seconds(phase: Phase, blocks: int, nbytes: int, machine: Machine) -> float:
+    latency_s = machine.local_latency_s if phase.local else machine.latency_s
+    byte_s = machine.local_byte_s if phase.local else machine.byte_s
+    slowed = phase.blocks + (machine.exchange_factor - 1) * phase.exchanged
+    # Whole numbers: a quotient that rounds up across a segment's end would be a jump.
+    segments = -(-phase.blocks * nbytes // (blocks * machine.segment_bytes))
+    moving_s = nbytes / blocks * (byte_s * slowed + machine.combine_byte_s * phase.combined)
+    return latency_s + machine.message_s * segments + moving_s
 
 
 def site(machine: Machine, nodes: Nodes | None) -> Machine:
@@ -76,42 +75,3 @@ def best(
     plans = [build(name, kind, size, nodes=nodes) for name in names(kind, with_nodes=nodes is not None)]
     prices = [(plan.name, price(plan, nbytes, here) * correct(plan)) for plan in plans]
     return min(prices, key=lambda entry: entry[1])
-
-
-class _Cut:
-    """A tensor cut into blocks, on a machine: turns blocks into seconds."""
-
-    def __init__(self, blocks: int, nbytes: int, machine: Machine) -> None:
-        self._blocks, self._nbytes, self._machine = blocks, nbytes, machine
-
-    def seconds(
-        self, messages: Sequence[int], blocks: int, exchanged: int, combined: int, *, local: bool
-    ) -> float:
-        machine = self._machine
-        latency_s = machine.local_latency_s if local else machine.latency_s
-        byte_s = machine.local_byte_s if local else machine.byte_s
-        slowed = blocks + (machine.exchange_factor - 1) * exchanged
-        per_block = self._nbytes / self._blocks
-        cpu_s = machine.message_s * self._segments(messages)
-        return latency_s + cpu_s + per_block * (byte_s * slowed + machine.combine_byte_s * combined)
-
-    def round_seconds(self, row: Sequence[Load]) -> float:
-        if not any(load.messages for load in row):
-            return 0.0
-        return self.seconds(
-            max((load.messages for load in row), key=self._segments),
-            max(max(load.sent, load.received) for load in row),
-            max(load.exchanged for load in row),
-            max(load.combined for load in row),
-            local=all(load.local for load in row),
-        )
-
-    def _segments(self, messages: Sequence[int]) -> int:
-        # Whole numbers throughout: a quotient that rounds up across a segment's end would be a jump.
-        step = self._blocks * self._machine.segment_bytes
-        return sum(-(-size * self._nbytes // step) for size in messages)
-
-
-def _check_bytes(nbytes: int) -> None:
-    if nbytes < 0:
-        raise SettingError(f"nbytes={nbytes}: allowed are 0 and more")

@@ -7,7 +7,8 @@ from hpctk.collectives.sparse import balance
 from hpctk.collectives.sparse_allreduce import cheapest, offers
 from hpctk.compressors.core.sparse import wire_bytes
 from hpctk.schedules.cost import sparse as sparse_cost
-from hpctk.schedules.cost.prices import Machine, price
+from hpctk.schedules.cost.machine import Machine
+from hpctk.schedules.cost.prices import price
 
 MACHINE = Machine()
 

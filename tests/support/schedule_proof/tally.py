@@ -1,6 +1,6 @@
 """Count what a plan moves by walking through the rounds of all its ranks: the slow way to a Volume.
 
-The closed forms in `Plan.volume` are held against this count.
+The closed forms in `Plan.volume` are held against this count, and prices against `replay_seconds`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from hpctk.schedules.core.plan import IDLE, Action, Plan, Round
+from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.volume import Phase, Volume, merged
 
 
@@ -100,3 +101,27 @@ def _exchanged(step: Round, mates: Sequence[int]) -> int:
             if send.peer == recv.peer and send.peer not in mates:
                 exchanged += min(len(send.blocks), len(recv.blocks))
     return exchanged
+
+
+def replay_seconds(plan: Plan, nbytes: int, machine: Machine) -> float:
+    """Return what `price` does, found by walking through every round of every rank."""
+    return sum(_round_seconds(row, plan.blocks, nbytes, machine) for row in loads(plan))
+
+
+def _round_seconds(row: Sequence[Load], blocks: int, nbytes: int, machine: Machine) -> float:
+    """A round lasts as long as its busiest rank needs."""
+    if not any(load.messages for load in row):
+        return 0.0
+    local = all(load.local for load in row)
+    segments = max(
+        sum(-(-size * nbytes // (blocks * machine.segment_bytes)) for size in load.messages) for load in row
+    )
+    moved = max(max(load.sent, load.received) for load in row)
+    exchanged, combined = max(load.exchanged for load in row), max(load.combined for load in row)
+    slowed = moved + (machine.exchange_factor - 1) * exchanged
+    return (
+        (machine.local_latency_s if local else machine.latency_s)
+        + machine.message_s * segments
+        + nbytes / blocks * slowed * (machine.local_byte_s if local else machine.byte_s)
+        + nbytes / blocks * combined * machine.combine_byte_s
+    )

@@ -1,1 +1,0 @@
-"""The checker: replays a plan on all ranks at once, and proves it."""
