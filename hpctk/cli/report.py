@@ -48,16 +48,22 @@ def run(options: argparse.Namespace) -> int:
         raise SettingError(f"--compare: needs two runs or more, got {len(options.runs)}")
     if not options.compare and len(options.runs) != 1:
         raise SettingError(f"RUN: one folder is needed, got {len(options.runs)}; --compare takes several")
-    return _several(options) if options.compare else _one(options)
-
-
-def _one(options: argparse.Namespace) -> int:
     from hpctk.stats.place import statistics_of
     from hpctk.stats.read import load
+    from hpctk.stats.report import compare
     from hpctk.stats.report.account import TABLES, account
     from hpctk.stats.report.document import document
     from hpctk.stats.report.text import text
 
+    if options.compare:
+        documents = [document(account(load(statistics_of(path), checked=TABLES))) for path in options.runs]
+        shown = compare.comparison(documents)
+        if options.html:
+            from hpctk.stats.report.compare_page import page as page_of_several
+
+            _write(options.html, page_of_several(shown, documents))
+        _out(options, shown, compare.text(shown))
+        return 0
     steps = steps_of(options.steps)
     loaded = load(statistics_of(options.runs[0]), checked=TABLES)
     found = account(loaded)
@@ -70,23 +76,6 @@ def _one(options: argparse.Namespace) -> int:
         least = min(shown["ranks"], key=lambda one: one["waiting_share"] or 0.0, default={"rank": None})
         _write(options.html, page(Material(shown, found, lanes(loaded, *steps, least["rank"]))))
     _out(options, shown, text(shown))
-    return 0
-
-
-def _several(options: argparse.Namespace) -> int:
-    from hpctk.stats.place import statistics_of
-    from hpctk.stats.read import load
-    from hpctk.stats.report import compare
-    from hpctk.stats.report.account import TABLES, account
-    from hpctk.stats.report.document import document
-
-    documents = [document(account(load(statistics_of(path), checked=TABLES))) for path in options.runs]
-    found = compare.comparison(documents)
-    if options.html:
-        from hpctk.stats.report.compare_page import page
-
-        _write(options.html, page(found, documents))
-    _out(options, found, compare.text(found))
     return 0
 
 
