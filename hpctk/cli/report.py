@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpctk.cli.core.typed_ranges import steps_of
+from hpctk.cli.trace import steps_of
 from hpctk.errors import SettingError
 
 
