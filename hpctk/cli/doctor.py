@@ -118,12 +118,7 @@ def probe() -> Facts:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "HYDI_", "PRTE_"))}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROBE],
-            capture_output=True,
-            text=True,
-            env=environ,
-            check=False,
-            timeout=PROBE_S,
+            [sys.executable, "-c", PROBE], capture_output=True, text=True, env=environ, timeout=PROBE_S
         )
     except subprocess.TimeoutExpired:
         return {"torch_error": f"importing it took longer than {PROBE_S} s", "horovod_error": "not asked"}
@@ -144,11 +139,8 @@ def slurm_facts() -> Facts:
     version = re.search(r"^slurm\S* \d.*", output(["sbatch", "--version"]), re.M)
     if version is None:
         return {"found": True, "version": None, "mpi_types": []}
-    return {
-        "found": True,
-        "version": version[0].strip(),
-        "mpi_types": mpi_types(output(["srun", "--mpi=list"])),
-    }
+    types = mpi_types(output(["srun", "--mpi=list"]))
+    return {"found": True, "version": version[0].strip(), "mpi_types": types}
 
 
 def mpi_types(text: str) -> list[str]:
