@@ -4,19 +4,19 @@ Takes less than a minute on an idle machine. Run it the way your jobs run: the s
 number of ranks.
 
 Examples:
-  mpirun -n 4 python -m mpi4py -m hpctk calibrate
+  hpctk mpirun -n 4 hpctk calibrate
   srun --mpi=pmix python -m mpi4py -m hpctk calibrate --output calibration.json
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from hpctk.cli.core.table import bytes_text, seconds_text, table
 from hpctk.comm import environment
+from hpctk.errors import SettingError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
     here = world()
     if here.size == 1:
-        print(
-            "hpctk calibrate: one rank has nobody to talk to: start it with mpirun -n 2 or more",
-            file=sys.stderr,
-        )
-        return 2
+        raise SettingError("one rank has nobody to talk to: start it with mpirun -n 2 or more")
 
     def report(line: str) -> None:
         if here.rank == 0:
@@ -49,28 +45,19 @@ def run(options: argparse.Namespace) -> int:
     found = calibrate(here, report)
     target: Path = options.output or environment.calibration_file()
     here.run_on_root("keeping the calibration", lambda: keep(target, found.to_json()))
-    if here.rank == 0:
-        if options.json:
-            print(found.to_json(), end="")
-        else:
-            rows = [
-                [
-                    bytes_text(nbytes),
-                    *(seconds_text(dict(points)[nbytes]) for points in found.measured.values()),
-                ]
-                for nbytes, _ in next(iter(found.measured.values()))
-            ]
-            print(table(["all-reduce of", *found.measured], rows))
-            print(f"kept in {target}")
+    if here.rank == 0 and options.json:
+        print(found.to_json(), end="")
+    elif here.rank == 0:
+        times = [dict(points) for points in found.measured.values()]
+        rows = [[bytes_text(n), *(seconds_text(of_size[n]) for of_size in times)] for n in times[0]]
+        print(f"{table(['all-reduce of', *found.measured], rows)}\nkept in {target}")
     return 0
 
 
 def keep(target: Path, text: str) -> None:
-    """Write a file beside its place and rename it, so that a reader finds the old one or the new one."""
+    """Write a file, whole or not at all, and the folders it is in."""
+    from hpctk.stats.place import whole
+
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        beside.write_text(text)
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+    with whole(target) as file:
+        file.write(text)

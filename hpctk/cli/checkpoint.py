@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctk.cli.core.table import bytes_text, table
+from hpctk.stats.report.numbers import plural
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +38,13 @@ def run(options: argparse.Namespace) -> int:
 
 def shown(found: dict[str, Any]) -> str:
     """Return what was found, for people."""
+    files = [[one["name"], bytes_text(one["bytes"]), one["state"]] for one in found["files"]]
     lines = [
         found["checkpoint"],
-        f"step {found['step']} of {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}, "
-        f"saved {found['saved']} by hpctk {found['hpctk']}",
+        f"step {found['step']} of {plural(found['ranks'], 'rank')}, saved {found['saved']} by hpctk {found['hpctk']}",
         called(found["settings"], "method"),
         "",
-        table(
-            ["file", "bytes", "state"],
-            [[one["name"], bytes_text(one["bytes"]), one["state"]] for one in found["files"]],
-        ),
+        table(["file", "bytes", "state"], files),
     ]
     if found["parts"]:
         rows = [[part["name"], str(part["tensors"]), bytes_text(part["bytes"])] for part in found["parts"]]

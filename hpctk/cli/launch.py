@@ -137,7 +137,7 @@ def prepare(
     added |= mpirun.job_environment({**environ, **added}, venv, columns, tagged)
     surroundings, cores = {**environ, **added}, len(os.sched_getaffinity(0))
     if name == "mpirun":
-        program = "mpirun" if own.mpi else find(search, "mpirun", NO_MPI)
+        program = "mpirun" if own.show and own.mpi else find(search, "mpirun", NO_MPI)
         variables, line = mpirun.mpirun_job(
             words, surroundings, root=os.geteuid() == 0, cores=cores, plain=own.plain
         )

@@ -13,6 +13,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from hpctk.errors import HpctkError
+
 #: Remarks that are printed; a thousand ranks may be missing.
 SHOWN = 10
 
@@ -37,11 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the file and say what is in it, and what is missing."""
-    from hpctk.cli.core.table import bytes_text
-    from hpctk.errors import HpctkError
     from hpctk.stats.merge import merge, why_copy
     from hpctk.stats.paths import stats_folder
     from hpctk.stats.read import MERGED, load
+    from hpctk.stats.report.numbers import bytes_text, plural
 
     if not options.path.is_dir():
         raise HpctkError(f"{options.path}: no such folder")
@@ -53,20 +54,17 @@ def run(options: argparse.Namespace) -> int:
     copy = options.copy or bool(why)
     merge(stats, target, copy=copy, force=options.force)
     remarks = [f"{why}: this is a copy"] if why else []
-    remarks += [
-        f"recording {one.number}: {why}"
-        for one in stats.recordings
-        for why in (*one.missing.values(), *one.foreign.values())
-    ]
-    remarks += [f"recording {number}: {why}" for number, why in stats.unreadable.items()]
+    for one in stats.recordings:
+        problems = (*one.missing.values(), *one.foreign.values())
+        remarks += [f"recording {one.number}: {problem}" for problem in problems]
+    remarks += [f"recording {number}: {problem}" for number, problem in stats.unreadable.items()]
     if len(remarks) > SHOWN:
         remarks[SHOWN:] = [f"and {len(remarks) - SHOWN} more: the table ranks in {target} has all of them"]
     for remark in remarks:
         print(f"hpctk merge: {remark}", file=sys.stderr)
     missing = sum(len(one.missing) for one in stats.recordings)
-    kind = "copy" if copy else "view"
     print(
-        f"{target}: {kind} of {files} files, {len(stats.recordings)} recording{'s' * (len(stats.recordings) > 1)}, "
+        f"{target}: {'copy' if copy else 'view'} of {files} files, {plural(len(stats.recordings), 'recording')}, "
         f"{missing} ranks missing, {bytes_text(target.stat().st_size)}"
     )
     return 0

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpctk.cli.core.typed_ranges import steps_of
+from hpctk.cli.trace import steps_of
 from hpctk.errors import SettingError
 
 
@@ -48,16 +48,20 @@ def run(options: argparse.Namespace) -> int:
         raise SettingError(f"--compare: needs two runs or more, got {len(options.runs)}")
     if not options.compare and len(options.runs) != 1:
         raise SettingError(f"RUN: one folder is needed, got {len(options.runs)}; --compare takes several")
-    return _several(options) if options.compare else _one(options)
-
-
-def _one(options: argparse.Namespace) -> int:
     from hpctk.stats.paths import stats_folder
     from hpctk.stats.read import load
+    from hpctk.stats.report import compare
     from hpctk.stats.report.account import TABLES, account
     from hpctk.stats.report.document import document
     from hpctk.stats.report.text import text
 
+    if options.compare:
+        documents = [document(account(load(stats_folder(path), checked=TABLES))) for path in options.runs]
+        shown = compare.comparison(documents)
+        if options.html:
+            _write(options.html, compare.page(shown, documents))
+        _out(options, shown, compare.text(shown))
+        return 0
     steps = steps_of(options.steps)
     loaded = load(stats_folder(options.runs[0]), checked=TABLES)
     found = account(loaded)
@@ -70,21 +74,6 @@ def _one(options: argparse.Namespace) -> int:
         least = min(shown["ranks"], key=lambda one: one["waiting_share"] or 0.0, default={"rank": None})
         _write(options.html, page(Material(shown, found, lanes(loaded, *steps, least["rank"]))))
     _out(options, shown, text(shown))
-    return 0
-
-
-def _several(options: argparse.Namespace) -> int:
-    from hpctk.stats.paths import stats_folder
-    from hpctk.stats.read import load
-    from hpctk.stats.report import compare
-    from hpctk.stats.report.account import TABLES, account
-    from hpctk.stats.report.document import document
-
-    documents = [document(account(load(stats_folder(path), checked=TABLES))) for path in options.runs]
-    found = compare.comparison(documents)
-    if options.html:
-        _write(options.html, compare.page(found, documents))
-    _out(options, found, compare.text(found))
     return 0
 
 

@@ -15,11 +15,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from hpctk.cli.core.table import bytes_text, seconds_text, table
 from hpctk.comm import environment
 from hpctk.errors import SettingError
+
+if TYPE_CHECKING:
+    from hpctk.collectives.tuning.calibration import Calibration
+    from hpctk.schedules.core.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--density", type=float, default=0.01, metavar="D", help="of a sparse_allreduce of float32 [0.01]"
     )
     price.add_argument("--json", action="store_true", help="print JSON")
-    for sub, ranks in ((show, 4), (price, 4)):
-        sub.add_argument("--ranks", type=int, default=ranks, metavar="N", help=f"number of ranks [{ranks}]")
+    for sub in (show, price):
+        sub.add_argument("--ranks", type=int, default=4, metavar="N", help="number of ranks [4]")
         sub.add_argument("--per-node", type=int, default=1, metavar="M", help="ranks on each node [1]")
 
 
@@ -55,17 +60,12 @@ def listed(options: argparse.Namespace) -> str:
     """Return all schedules with their kinds and a line on each."""
     from hpctk.schedules.core.registry import SCHEDULES
 
+    entries = [(name, entry.summary, list(entry.builders)) for name, entry in SCHEDULES.items()]
     if options.json:
-        entries = [
-            {"name": name, "summary": entry.summary, "kinds": list(entry.builders)}
-            for name, entry in SCHEDULES.items()
-        ]
-        return json.dumps(entries, indent=2)
-    lines = [
-        f"{name:<20} {entry.summary}\n{'':<20} {', '.join(entry.builders)}"
-        for name, entry in SCHEDULES.items()
-    ]
-    lines.append(f"{'mpi':<20} MPI's own all-reduce; its bytes cannot be counted\n{'':<20} allreduce")
+        keys = ("name", "summary", "kinds")
+        return json.dumps([dict(zip(keys, entry, strict=True)) for entry in entries], indent=2)
+    entries.append(("mpi", "MPI's own all-reduce; its bytes cannot be counted", ["allreduce"]))
+    lines = [f"{name:<20} {summary}\n{'':<20} {', '.join(kinds)}" for name, summary, kinds in entries]
     lines.append(f"{'auto':<20} the fastest of these, by calibration (hpctk calibrate) or by price")
     return "\n".join(lines)
 
@@ -90,11 +90,7 @@ def priced(options: argparse.Namespace) -> str:
     source = environment.calibration_file()
     text = read(source)
     known = Calibration.from_json(text) if text else Calibration()
-    nodes = nodes_of(options.ranks, options.per_node)
-    if options.kind == "sparse_allreduce":
-        entries = sparse_prices(known, options.ranks, int(options.bytes) // 4, options.density, nodes)
-    else:
-        entries = prices(known, options.kind, options.ranks, int(options.bytes), nodes)
+    entries = sorted(prices(known, options), key=lambda entry: entry["seconds"])
     if options.json:
         return json.dumps(entries, indent=2)
     rows = [
@@ -107,58 +103,50 @@ def priced(options: argparse.Namespace) -> str:
         ]
         for entry in entries
     ]
+    origin = "figures of a 10 Gbit/s cluster: not yours"
+    if text:
+        origin = f"figures measured on nodes of {list(known.layout)} ranks: {source}"
     head = f"{options.kind} of {bytes_text(options.bytes)} on {options.ranks} ranks, {options.per_node} on a node"
-    origin = (
-        f"figures measured on nodes of {list(known.layout)} ranks: {source}"
-        if text
-        else "figures of a 10 Gbit/s cluster: not yours"
-    )
     columns = ["schedule", "rounds", "sent per rank", "one after the other", "predicted"]
     return f"{head}; {origin}\n\n{table(columns, rows)}"
 
 
-def prices(known: Any, kind: str, ranks: int, nbytes: int, nodes: Any) -> list[dict[str, Any]]:
-    """Return one entry per schedule that knows the kind, the cheapest first."""
+def prices(known: Calibration, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield an entry for each way to do the collective."""
     from hpctk.schedules import build
     from hpctk.schedules.core.registry import names
 
-    entries = []
-    for name in names(kind, with_nodes=True):
-        plan = build(name, kind, ranks, nodes=nodes)
-        volume, per_block = plan.volume, nbytes / plan.blocks
-        entries.append(
-            {
-                "name": name,
-                "rounds": volume.rounds,
-                "messages": volume.messages,
-                "sent_bytes": volume.sent * per_block,
-                "path_bytes": volume.path * per_block,
-                "seconds": known.seconds(plan, nbytes, nodes),
-            }
-        )
-    return sorted(entries, key=lambda entry: entry["seconds"])
-
-
-def sparse_prices(known: Any, ranks: int, n: int, density: float, nodes: Any) -> list[dict[str, Any]]:
-    """Return one entry per way to sum sparse vectors of n float32, the cheapest first."""
+    nbytes, nodes = int(options.bytes), nodes_of(options.ranks, options.per_node)
+    if options.kind != "sparse_allreduce":
+        for name in names(options.kind, with_nodes=True):
+            plan = build(name, options.kind, options.ranks, nodes=nodes)
+            sent = plan.volume.sent * nbytes / plan.blocks
+            yield priced_entry(name, [(plan, nbytes)], sent, known.seconds(plan, nbytes, nodes))
+        return
+    # Brings torch, which takes seconds.
     from hpctk.collectives.sparse_allreduce import offers
 
-    if not 0 < density <= 1:
-        raise SettingError(f"--density {density:g}: allowed are numbers above 0, at most 1")
-    k = max(1, int(density * n)) if n else 0
-    made = offers(ranks, n, k, None, 4, lambda plan, nbytes: float(known.seconds(plan, nbytes, nodes)))
-    entries = [
-        {
-            "name": name,
-            "rounds": sum(plan.volume.rounds for plan, _ in offer.stages),
-            "messages": sum(plan.volume.messages for plan, _ in offer.stages),
-            "sent_bytes": offer.sent_bytes,
-            "path_bytes": sum(plan.volume.path * nbytes / plan.blocks for plan, nbytes in offer.stages),
-            "seconds": offer.seconds,
-        }
-        for name, offer in made.items()
-    ]
-    return sorted(entries, key=lambda entry: entry["seconds"])
+    if not 0 < options.density <= 1:
+        raise SettingError(f"--density {options.density:g}: allowed are numbers above 0, at most 1")
+    n = nbytes // 4
+    k = max(1, int(options.density * n)) if n else 0
+    made = offers(options.ranks, n, k, None, 4, lambda plan, size: float(known.seconds(plan, size, nodes)))
+    for name, offer in made.items():
+        yield priced_entry(name, offer.stages, offer.sent_bytes, offer.seconds)
+
+
+def priced_entry(
+    name: str, stages: Iterable[tuple[Plan, float]], sent_bytes: float, seconds: float
+) -> dict[str, Any]:
+    """Return what a way of one or more stages costs, each a plan and the bytes of its tensor."""
+    return {
+        "name": name,
+        "rounds": sum(plan.volume.rounds for plan, _ in stages),
+        "messages": sum(plan.volume.messages for plan, _ in stages),
+        "sent_bytes": sent_bytes,
+        "path_bytes": sum(plan.volume.path * nbytes / plan.blocks for plan, nbytes in stages),
+        "seconds": seconds,
+    }
 
 
 def nodes_of(ranks: int, per_node: int) -> list[range]:

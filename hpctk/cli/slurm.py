@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,38 @@ from hpctk.settings import settings_of
 from hpctk.slurm import options as known
 from hpctk.slurm.options import KINDS, Options, from_layers
 
+<<<<<<< HEAD
+=======
+#: Option: (type, name of its value, what it means).
+_OPTIONS: dict[str, tuple[type, str, str]] = {
+    "job_name": (str, "NAME", "also names the log and, unless --run says otherwise, the run's folder"),
+    "nodes": (int, "N", "nodes"),
+    "ntasks_per_node": (int, "N", "ranks on each node"),
+    "cpus_per_task": (int, "N", "CPUs, and threads, of each rank"),
+    "gpus_per_node": (int, "N", "GPUs of each node"),
+    "mem": (str, "SIZE", "memory of each node, such as 16G"),
+    "time": (str, "LIMIT", "time limit, such as 02:00:00 or 1-12; restarts get as much again"),
+    "partition": (str, "NAME", "partition"),
+    "account": (str, "NAME", "account that pays"),
+    "qos": (str, "NAME", "quality of service"),
+    "constraint": (str, "FEATURES", "features that nodes must have"),
+    "mail": (str, "ADDRESS", "where Slurm writes to"),
+    "mail_type": (str, "EVENTS", "about what [FAIL,REQUEUE,END]"),
+    "mpi": (str, "TYPE", "what `srun --mpi=list` calls your MPI [pmix]"),
+    "warning_s": (int, "SECONDS", "ask the ranks to save so long before the time limit [180]"),
+    "max_restarts": (int, "N", "how often the job may go back into the queue [20]"),
+    "run": (str, "DIR", "the run's folder [runs/NAME]"),
+    "venv": (str, "DIR", "virtual environment to activate"),
+    "at_once": (int, "N", "jobs of the sweep at the same time"),
+}
+#: The same for those that may be repeated.
+_LISTS = {
+    "modules": ("--module", "NAME", "a module to load"),
+    "setup": ("--setup", "LINE", "a line of shell, as it is, before the program starts"),
+    "sbatch": ("--sbatch", "OPTION", "a further option of sbatch, such as --sbatch=--exclusive"),
+}
+
+>>>>>>> launch
 
 class KindParser(argparse.ArgumentParser):
     """A parser whose complaint about an unknown option lists those that there are."""
@@ -55,13 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one = actions.add_parser(action, help=summary, description=f"{summary}.".capitalize())
         kinds = one.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=KindParser)
         for kind, meaning in KINDS.items():
-            _add_kind(
-                kinds.add_parser(kind, help=meaning, description=f"{kind}: {meaning}.", allow_abbrev=False),
-                action,
-                kind,
-            )
+            sub = kinds.add_parser(kind, help=meaning, description=f"{kind}: {meaning}.", allow_abbrev=False)
+            # Otherwise usage shows [command ...] without the -- that must come before it.
+            sub.usage = f"hpctk slurm {action} {kind} [OPTION ...] [-- COMMAND ...]"
+            _add_options(sub, kind)
 
 
+<<<<<<< HEAD
 def _add_kind(parser: argparse.ArgumentParser, action: str, kind: str) -> None:
     # Otherwise usage shows [command ...] without the -- that must come before it.
     parser.usage = f"hpctk slurm {action} {kind} [OPTION ...] [-- COMMAND ...]"
@@ -75,6 +106,18 @@ def _add_kind(parser: argparse.ArgumentParser, action: str, kind: str) -> None:
             parser.add_argument(
                 flag, dest=_dest(name), type=about.kind, metavar=about.metavar, help=about.help
             )
+=======
+def _add_options(parser: argparse.ArgumentParser, kind: str) -> None:
+    allowed = known.known(kind)
+    for name, (type_, value, meaning) in _OPTIONS.items():
+        if name in allowed:
+            flag = f"--{name.replace('_', '-')}"
+            parser.add_argument(flag, dest=_dest(name), type=type_, metavar=value, help=meaning)
+    for name, (flag, value, meaning) in _LISTS.items():
+        parser.add_argument(
+            flag, dest=name, action="append", metavar=value, help=f"{meaning}; may be repeated"
+        )
+>>>>>>> launch
     if kind == "array":
         parser.add_argument(
             "--table", dest="table_file", type=Path, metavar="FILE", help="a line of options for each job"
@@ -103,22 +146,24 @@ def run(options: argparse.Namespace) -> int:
         commands.find_sbatch()
     chosen = resolved(options)
     text = render(chosen)
-    if options.action == "render":
-        sys.stdout.write(text)
-        return 0
-    print(submitted(chosen, text))
+    print(text if options.action == "render" else f"{submitted(chosen, text)}\n", end="")
     return 0
 
 
 def resolved(options: argparse.Namespace) -> Options:
     """Return the options: those of the site's file, and of the command line, which wins."""
     file: Path | None = options.site or environment.slurm_site()
+<<<<<<< HEAD
     layers: list[dict[str, Any]] = [] if file is None else [known.read_site(file, options.kind)]
     names = known.known(options.kind)
     given = {name: getattr(options, _dest(name), None) for name in names}
+=======
+    defaults = {} if file is None else site.read(file, options.kind)
+    given = {name: getattr(options, _dest(name), None) for name in known.known(options.kind)}
+>>>>>>> launch
     if options.kind == "array":
         given["table"] = table(options)
-    chosen = from_layers(options.kind, *layers, {**given, "command": tuple(options.words)})
+    chosen = from_layers(options.kind, defaults, {**given, "command": tuple(options.words)})
     # The shell would not, once it is quoted.
     return chosen if chosen.venv is None else replace(chosen, venv=os.path.expanduser(chosen.venv))
 
@@ -131,26 +176,28 @@ def table(options: argparse.Namespace) -> tuple[str, ...]:
     if options.methods is None and options.seeds is not None:
         raise SettingError("--seeds: needs --methods")
     if file is not None:
-        try:
-            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingError(
-                f"--table {file}: {getattr(error, 'strerror', None) or 'it is no text'}"
-            ) from None
-        found = tuple(line for line in lines if line and not line.startswith("#"))
-        if not found:
-            raise SettingError(f"--table {file}: has no line")
-        return found
+        return table_lines(file)
     if options.methods is None:
         return ()
     methods = [word.strip() for word in options.methods.split(",")]
     seeds = [word.strip() for word in (options.seeds or "1").split(",")]
-    wrong = [word for word in seeds if not word.isdecimal()]
-    if wrong or not all(methods):
+    if not all(methods) or not all(seed.isdecimal() for seed in seeds):
         raise SettingError(
             f"--methods {options.methods} --seeds {options.seeds or '1'}: need names and whole numbers, with commas"
         )
     return tuple(f"--method {method} --seed {seed}" for method in methods for seed in seeds)
+
+
+def table_lines(file: Path) -> tuple[str, ...]:
+    """Return the lines of a file that are neither empty nor remarks. Raise SettingError if there is none."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"--table {file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    found = tuple(line for line in lines if line and not line.startswith("#"))
+    if not found:
+        raise SettingError(f"--table {file}: has no line")
+    return found
 
 
 def submitted(chosen: Options, text: str) -> str:
@@ -165,16 +212,15 @@ def submitted(chosen: Options, text: str) -> str:
         raise SettingError(f"{folder}: the run's folder cannot be written ({error.strerror})") from None
     commands.check(script)
     job = commands.submit(script)
-    sweep = chosen.kind == "array"
-    one = f"{folder}/LINE" if sweep else str(folder)
-    return "\n".join(
-        [
-            f"job         {job}" + (f", {len(chosen.table) or 'all'} lines" if sweep else ""),
-            f"log         {chosen.job_name}-{job}{'_*' if sweep else ''}.out",
-            f"run         {folder}" + ("/LINE, a folder for each line" if sweep else ""),
-            # Names may be anything, and this command will be pasted.
-            f"statistics  {one}/stats; shown by: hpctk report {shlex.quote(one)}",
-            f"script      {script}",
-            f"look at it with squeue --job {job}, end it with scancel {job}",
-        ]
-    )
+    lines, log, run, each = "", f"{chosen.job_name}-{job}.out", str(folder), str(folder)
+    if chosen.kind == "array":
+        lines, log = f", {len(chosen.table) or 'all'} lines", f"{chosen.job_name}-{job}_*.out"
+        run, each = f"{folder}/LINE, a folder for each line", f"{folder}/LINE"
+    # Names may be anything, and the command in it will be pasted.
+    return f"""\
+job         {job}{lines}
+log         {log}
+run         {run}
+statistics  {each}/stats; shown by: hpctk report {shlex.quote(each)}
+script      {script}
+look at it with squeue --job {job}, end it with scancel {job}"""

@@ -1,10 +1,10 @@
 """Train a bundled job on the ranks of this MPI job by one method or several, and say what it cost.
 
 Examples:
-  mpirun -n 4 python -m mpi4py -m hpctk train digits --method all --run runs/all
-  mpirun -n 4 python -m mpi4py -m hpctk train digits --run runs/all --resume
-  mpirun -n 4 python -m mpi4py -m hpctk train fashion --model cnn --method saef --compressor sign --set server=sign
-  mpirun -n 2 python -m mpi4py -m hpctk train lm --method mean:topk:0.01,celgc --epochs 5 --json result.json
+  hpctk mpirun -n 4 hpctk train digits --method all --run runs/all
+  hpctk mpirun -n 4 hpctk train digits --run runs/all --resume
+  hpctk mpirun -n 4 hpctk train fashion --model cnn --method saef --compressor sign --set server=sign
+  hpctk mpirun -n 2 hpctk train lm --method mean:topk:0.01,celgc --epochs 5 --json result.json
   mpirun -n 8 python -m mpi4py -m hpctk train regression --method adacons
   hpctk train digits --help
   hpctk train --list-methods
@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctk.cli.core import task_options
 from hpctk.cli.core.progress import Progress
-from hpctk.cli.core.results import results_table
-from hpctk.cli.core.table import bytes_text
+from hpctk.cli.core.table import bytes_text, results_table
 from hpctk.comm import environment
 from hpctk.errors import SettingError
 from hpctk.tasks import TASKS, task_class
@@ -81,11 +80,9 @@ def run(options: argparse.Namespace) -> int:
     if folder is not None:
         remark = f"hpctk train {options.task}, begun on {here.size} ranks"
         here.run_on_root("opening the run", lambda: folder.begin(settings, remark, resume=options.resume))
-    ranks = (
-        here.size
-        if folder is None
-        else here.run_on_root("looking for a result", lambda: _ranks(folder, here.size))
-    )
+    ranks = here.size
+    if folder is not None:
+        ranks = here.run_on_root("looking for a result", lambda: _ranks(folder, here.size))
     entries = {recipe.name: train(here, task, recipe, folder, several=len(chosen) > 1) for recipe in chosen}
     whole = document(options.task, ranks, dataclasses.asdict(settings), entries)
     hand_over(here, whole, folder, options)
@@ -105,9 +102,8 @@ def train(
     kept = None if own is None else finished(here, own, recipe.name, several=several)
     if kept is not None:
         return kept
-    job = Job(
-        here, task, recipe, None if own is None else own.checkpoints, _stats(own, recipe, several=several)
-    )
+    checkpoints = None if own is None else own.checkpoints
+    job = Job(here, task, recipe, checkpoints, _stats(own, recipe, several=several))
     resumed = job.resume()
     bar = Progress(recipe.name + (", resumed" if resumed else ""))
     try:
@@ -118,9 +114,8 @@ def train(
     texts = here.gather_texts(json.dumps(dataclasses.asdict(result)), "gathering the results")
     made = entry(readable(recipe.make()), [json.loads(text) for text in texts])
     if own is not None:
-        whole = document(
-            task.settings.task, here.size, dataclasses.asdict(task.settings), {recipe.name: made}
-        )
+        settings = dataclasses.asdict(task.settings)
+        whole = document(task.settings.task, here.size, settings, {recipe.name: made})
         here.run_on_root("writing the result", lambda: own.write_result(whole))
     if several and here.minimum([-late], "asking for signals") != [0]:
         raise Stopped(f"stopped after {recipe.name}; --resume goes on with the other methods")

@@ -5,8 +5,10 @@ Options are named without their dashes: Open MPI 4.1 and Hydra take one or two f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from hpctk.launch.python_program import through_mpi4py
 
 
 @dataclass(frozen=True)
@@ -67,46 +69,50 @@ class Section:
     """One program with the options before it; mpirun takes several, with a colon between them."""
 
     options: list[str] = field(default_factory=list)
+    #: Name and values of each option.
     given: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     program: list[str] = field(default_factory=list)
 
 
-def read_sections(words: Sequence[str], arity: Arity, colons: bool = True) -> list[Section]:
-    """Return the sections of a command line.
+class CommandLine:
+    """What was typed, in sections.
 
     An option that is not known is taken to have no value. If it does have one, that value passes for the
     program: the words and their order stay, only what would have been added is not.
     """
-    sections = [Section()]
-    at = 0
-    while at < len(words):
-        word, section = words[at], sections[-1]
-        if colons and word == ":":
-            sections.append(Section())
-            at += 1
-        elif section.program or not word.startswith("-") or word == "-":
-            section.program.append(word)
-            at += 1
-        else:
-            name, equals, value = word.lstrip("-").partition("=")
-            n = 0 if equals else arity.of(name, words[at + 1] if at + 1 < len(words) else "")
-            section.options += words[at : at + 1 + n]
-            section.given.append((name, (value,) if equals else tuple(words[at + 1 : at + 1 + n])))
+
+    def __init__(self, words: Sequence[str], arity: Arity, colons: bool = True) -> None:
+        self.sections = [Section()]
+        at = 0
+        while at < len(words):
+            word, section = words[at], self.sections[-1]
+            n = 0
+            if colons and word == ":":
+                self.sections.append(Section())
+            elif section.program or not word.startswith("-") or word == "-":
+                section.program.append(word)
+            else:
+                name, equals, value = word.lstrip("-").partition("=")
+                n = 0 if equals else arity.of(name, words[at + 1] if at + 1 < len(words) else "")
+                section.options += words[at : at + 1 + n]
+                section.given.append((name, (value,) if equals else tuple(words[at + 1 : at + 1 + n])))
             at += 1 + n
-    return sections
+        self.names = {name for section in self.sections for name, _ in section.given}
+        self.starts_program = any(section.program for section in self.sections)
 
+    def first_values(self, *names: str) -> list[str]:
+        """Return the first value of every occurrence of some options."""
+        given = [one for section in self.sections for one in section.given]
+        return [values[0] for name, values in given if name in names and values]
 
-def option_names(sections: Sequence[Section]) -> set[str]:
-    """Return the names of all options given."""
-    return {name for section in sections for name, _ in section.given}
+    def ranks(self) -> int:
+        """Return how many ranks are asked for; a section that does not say counts as none."""
+        return sum(int(n) for n in self.first_values("n", "np", "c", "num-proc") if n.isdecimal())
 
-
-def first_values(sections: Sequence[Section], names: Collection[str]) -> list[str]:
-    """Return the first value of every occurrence of some options."""
-    return [value[0] for section in sections for name, value in section.given if name in names and value]
-
-
-def rank_count(sections: Sequence[Section]) -> int:
-    """Return how many ranks are asked for; a section that does not say counts as none."""
-    counts = first_values(sections, ("n", "np", "c", "num-proc"))
-    return sum(int(count) for count in counts if count.isdecimal())
+    def words(self, plain: bool) -> list[str]:
+        """Return all words; unless `plain`, Python programs run under `python -m mpi4py`."""
+        words = []
+        for section in self.sections:
+            words += [":"] if section is not self.sections[0] else []
+            words += section.options + (section.program if plain else through_mpi4py(section.program))
+        return words

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpctk.errors import SettingError
-from hpctk.launch.command_line import HOROVODRUN, option_names, options, rank_count, read_sections
+from hpctk.launch.command_line import HOROVODRUN, CommandLine, options
 from hpctk.launch.mpirun import ALLOCATIONS, intel_variables
-from hpctk.launch.python_program import through_mpi4py
 from hpctk.log import log
 
 KINDS = ("openmpi5", "openmpi4", "mpich", "intel")
@@ -26,7 +25,7 @@ LEFT_OUT = "left out"
 
 
 def horovodrun_job(
-    kind: str, words: Sequence[str], environ: Mapping[str, str], *, cores: int, plain: bool = False
+    kind: str, typed: Sequence[str], environ: Mapping[str, str], *, cores: int, plain: bool = False
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables that a job needs, and the words after horovodrun; without a program nothing is added.
 
@@ -34,40 +33,29 @@ def horovodrun_job(
     are ranks. What it says about binding is what Open MPI 5 does not understand: `-bind-to none` is an
     option with one dash, and `none` passes for the program.
     """
-    sections = read_sections(words, HOROVODRUN, colons=False)
-    given, (section,) = option_names(sections), sections
-    if given & GLOO_OPTIONS:
+    line = CommandLine(typed, HOROVODRUN, colons=False)
+    if line.names & GLOO_OPTIONS:
         raise SettingError(
-            f"--{min(given & GLOO_OPTIONS)}: that is gloo, and hpctk's collectives run over MPI "
+            f"--{min(line.names & GLOO_OPTIONS)}: that is gloo, and hpctk's collectives run over MPI "
             "(launch/setup builds Horovod without gloo): leave it out"
         )
-    if not section.program:
-        return {}, list(words)
-    away = given & {"H", "hosts", "hostfile"} or any(name in environ for name in ALLOCATIONS)
-    added = {}
-    if kind == "intel" and not away:
-        added = intel_variables(rank_count(sections), cores, list(environ))
-    line = list(section.options)
-    if kind == "openmpi5" and "binding-args" not in given:
-        # First, so that a --config-file still decides.
-        line.insert(0, "--binding-args=--bind-to none --map-by slot")
-    return added, line + (section.program if plain else through_mpi4py(section.program))
+    if not line.starts_program:
+        return {}, list(typed)
+    away = line.names & {"H", "hosts", "hostfile"} or any(name in environ for name in ALLOCATIONS)
+    added = intel_variables(line.ranks(), cores, list(environ)) if kind == "intel" and not away else {}
+    # First, so that a --config-file still decides.
+    binding = ["--binding-args=--bind-to none --map-by slot"]
+    needed = kind == "openmpi5" and "binding-args" not in line.names
+    return added, (binding if needed else []) + line.words(plain)
 
 
 def mpi_kind(mpirun: str) -> str:
     """Return which MPI an mpirun belongs to: one of KINDS. Raise SettingError if that cannot be told."""
     try:
-        done = subprocess.run(
-            [mpirun, "--version"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=VERSION_S,
-            check=False,
-        )
+        done = subprocess.run([mpirun, "--version"], capture_output=True, timeout=VERSION_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SettingError(f"{mpirun} --version: {error}; --mpi KIND does without it") from None
-    return kind_of(done.stdout + done.stderr)
+    return kind_of((done.stdout + done.stderr).decode(errors="replace"))
 
 
 def kind_of(version: str) -> str:
@@ -88,15 +76,19 @@ def kind_of(version: str) -> str:
 
 def build_horovod(project: Path, venv: Path, environ: Mapping[str, str]) -> None:
     """Build Horovod if launch/setup made this environment and was not told to do without. What it says is on stderr."""
-    made_for = _lines(venv / STAMP)[1:2]
-    if made_for not in (["openmpi"], ["openmpi4"]) or _lines(venv / STATE) == [LEFT_OUT]:
+    made_for, setup = _lines(venv / STAMP)[1:2], project / "launch" / "setup"
+    if (
+        not setup.is_file()
+        or made_for not in (["openmpi"], ["openmpi4"])
+        or _lines(venv / STATE) == [LEFT_OUT]
+    ):
         return
     words, first_venv = ["--with-horovod"], str(venv)
     if made_for == ["openmpi4"]:
         words, first_venv = ["--openmpi4", *words], first_venv.removesuffix("-openmpi4")
     log.warning("no Horovod here yet")
     subprocess.run(
-        [project / "launch" / "setup", *words],
+        [setup, *words],
         env={**environ, "HPCTK_VENV": os.path.abspath(first_venv)},
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,

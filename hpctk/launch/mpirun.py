@@ -8,16 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hpctk.launch.command_line import (
-    MPIRUN,
-    Section,
-    first_values,
-    option_names,
-    options,
-    rank_count,
-    read_sections,
-)
-from hpctk.launch.python_program import through_mpi4py
+from hpctk.launch.command_line import MPIRUN, CommandLine, options
 
 #: Set by a batch system inside an allocation: mpirun takes hosts and slots from it.
 ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_JOBID", "PBS_NODEFILE", "PE_HOSTFILE", "LSB_JOBID", "COBALT_JOBID")
@@ -56,47 +47,35 @@ TAGGING_OPTIONS = options("tag-output timestamp-output output l prepend-rank pre
 
 
 def mpirun_job(
-    words: Sequence[str], environ: Mapping[str, str], *, root: bool, cores: int, plain: bool = False
+    typed: Sequence[str], environ: Mapping[str, str], *, root: bool, cores: int, plain: bool = False
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables that a job needs, and the words after mpirun; nothing is added where no program starts.
 
-    Parameters
-    ----------
-    words
-        What was typed after mpirun. All of it stays, in order.
-    environ
-        The environment that the job starts in.
-    plain
-        Leave Python programs as they are, without `-m mpi4py`.
+    All that was typed stays, in order. `environ` is the environment that the job starts in.
     """
-    sections = read_sections(words, MPIRUN)
-    if not any(section.program for section in sections):
-        return {}, list(words)
-    given = option_names(sections)
-    parameters = _parameters(sections, environ)
-    away = bool(given & HOST_OPTIONS) or any(name in environ for name in ALLOCATIONS)
-    bound = bool(given & BINDING_OPTIONS)
+    line = CommandLine(typed, MPIRUN)
+    if not line.starts_program:
+        return {}, list(typed)
+    parameters = _parameters(line, environ)
+    away = bool(line.names & HOST_OPTIONS) or any(name in environ for name in ALLOCATIONS)
+    bound = bool(line.names & BINDING_OPTIONS)
+    mapped = line.names & MAPPING_OPTIONS or any(name.startswith("rmaps_") for name in parameters)
     added = dict(ROOT) if root else {}
     if not bound and not any("binding_policy" in name for name in parameters):
         added |= UNBOUND
-    if not away and not given & MAPPING_OPTIONS and not any(name.startswith("rmaps_") for name in parameters):
+    if not away and not mapped:
         added |= OVERSUBSCRIBED
-    pins = [name.partition("=")[0] for name in first_values(sections, ("genv", "env"))]
-    if not bound and not away:
-        added |= intel_variables(rank_count(sections), cores, (*pins, *environ))
-    line = []
+    if not away and not bound:
+        added |= intel_variables(line.ranks(), cores, [*line.first_values("genv", "env"), *environ])
+    forwarding = []
     if away and "mca_base_env_list" not in parameters:
-        names = forwarded(sections, environ)
-        if "x" in given:
+        names = forwarded(line, environ)
+        if "x" in line.names:
             # Open MPI 4.1 refuses to be told in two ways.
-            line = [word for name in names for word in ("-x", name)]
+            forwarding = [word for name in names for word in ("-x", name)]
         elif names:
             added[FORWARDING] = ";".join(names)
-    for i, section in enumerate(sections):
-        line += [":"] if i else []
-        line += section.options
-        line += section.program if plain else through_mpi4py(section.program)
-    return added, line
+    return added, forwarding + line.words(plain)
 
 
 def intel_variables(ranks: int, cores: int, names: Sequence[str]) -> dict[str, str]:
@@ -105,21 +84,21 @@ def intel_variables(ranks: int, cores: int, names: Sequence[str]) -> dict[str, s
     return {"I_MPI_PIN": "0"} if ranks > cores and not pinned else {}
 
 
-def is_tagged(words: Sequence[str]) -> bool:
+def is_tagged(typed: Sequence[str]) -> bool:
     """Return whether mpirun is asked to put a prefix before each line of output."""
-    return bool(option_names(read_sections(words, MPIRUN)) & TAGGING_OPTIONS)
+    return bool(CommandLine(typed, MPIRUN).names & TAGGING_OPTIONS)
 
 
-def forwarded(sections: Sequence[Section], environ: Mapping[str, str]) -> list[str]:
+def forwarded(line: CommandLine, environ: Mapping[str, str]) -> list[str]:
     """Return the variables to forward: those that are set and that the user does not forward already."""
-    by_user = {value.partition("=")[0] for value in first_values(sections, ("x",))}
+    by_user = {value.partition("=")[0] for value in line.first_values("x")}
     own = sorted(name for name in environ if name.startswith("HPCTK_"))
     return [name for name in (*FORWARDED, *own) if name in environ and name not in by_user]
 
 
-def _parameters(sections: Sequence[Section], environ: Mapping[str, str]) -> set[str]:
+def _parameters(line: CommandLine, environ: Mapping[str, str]) -> set[str]:
     """Return the names of Open MPI's parameters that were set, on the command line or by the environment."""
-    typed = first_values(sections, ("mca", "gmca", "omca", "gomca", "prtemca", "gprtemca"))
+    typed = line.first_values("mca", "gmca", "omca", "gomca", "prtemca", "gprtemca")
     inherited = [name for name in environ if name.startswith(("OMPI_MCA_", "PRTE_MCA_"))]
     return {*typed, *(name.split("_MCA_", 1)[1] for name in inherited)}
 
@@ -129,14 +108,8 @@ def job_environment(
 ) -> dict[str, str]:
     """Return the variables that any job gets in addition, or with another value.
 
-    Parameters
-    ----------
-    venv
-        The virtual environment whose programs come first; None leaves PATH as it is.
-    columns
-        The width of the terminal that standard error is; None where it is none.
-    tagged
-        Each line of output gets a prefix.
+    The programs of `venv` come first; `columns` is the width of the terminal, None where there is none; where
+    lines are `tagged` with a prefix there is no bar.
     """
     added = {}
     if venv is not None:

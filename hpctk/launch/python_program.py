@@ -31,36 +31,24 @@ def through_mpi4py(program: Sequence[str]) -> list[str]:
 
 
 def _insert(words: list[str]) -> list[str]:
-    """Put `-m mpi4py` behind the interpreter's own options."""
+    """Put `-m mpi4py` behind the interpreter's own options, unless what follows ends jobs itself."""
     at = 1
     while at < len(words):
         word = words[at]
         if word == "-" or not word.startswith("-"):
             return [*words[:at], *_RUNNER, *words[at:]]
-        if word.startswith("--"):
-            at += 2 if word == "--check-hash-based-pycs" else 1
-            continue
         # Letters may be joined: -um MODULE, -Wignore, -OOc CODE.
-        n_values = 0
-        for i, letter in enumerate(word[1:], start=1):
-            if letter in "cm":
-                return _insert_before(words, at, i)
-            if letter in "WX":
-                n_values = int(i == len(word) - 1)
-                break
-        at += 1 + n_values
+        joined = re.fullmatch("-([^-cmWX]*)([cmWX])(.*)", word, re.DOTALL)
+        flags, letter, value = joined.groups() if joined else ("", "", "")
+        if letter in ("c", "m"):
+            program = [value, *words[at + 1 :]] if value else words[at + 1 :]
+            ends_jobs = program[:2] == ["hpctk", "run"] or (
+                program[:1] and program[0].split(".")[0] == "mpi4py"
+            )
+            if not program or (letter == "m" and ends_jobs):
+                return words
+            before = [f"-{flags}"] if flags else []
+            return [*words[:at], *before, *_RUNNER, f"-{letter}{value}", *words[at + 1 :]]
+        takes_next = word == "--check-hash-based-pycs" or (joined and not value)
+        at += 2 if takes_next else 1
     return words
-
-
-def _insert_before(words: list[str], at: int, i: int) -> list[str]:
-    """Put `-m mpi4py` before the -m or -c that is letter `i` of word `at`."""
-    word = words[at]
-    joined = word[i + 1 :]
-    rest = ([joined] if joined else []) + words[at + 1 :]
-    if not rest:
-        return words
-    ends_jobs = rest[0].split(".")[0] == "mpi4py" or rest[:2] == ["hpctk", "run"]
-    if word[i] == "m" and ends_jobs:
-        return words
-    before = [f"-{word[1:i]}"] if i > 1 else []
-    return [*words[:at], *before, *_RUNNER, f"-{word[i:]}", *words[at + 1 :]]

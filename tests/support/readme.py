@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from hpctk.cli.core.results import results_table
+from hpctk.cli.core.table import results_table
 
 README = Path(__file__).parents[2] / "README.md"
 #: The block that begins with the head of a table of results.

@@ -10,7 +10,7 @@ import readme
 
 import hpctk
 from hpctk.cli import slurm as command_line
-from hpctk.cli.core.results import results_table
+from hpctk.cli.core.table import results_table
 from hpctk.slurm.render import render
 from hpctk.tasks.core.recipes import COMPARED
 from hpctk.tasks.core.result import entry

@@ -16,14 +16,7 @@ SHORTEST, LONGEST = 4, 24
 
 
 class Progress:
-    """Shows how far a piece of work is.
-
-    Parameters
-    ----------
-    title : str
-    stream : TextIO, optional
-        Standard error where not given, so that results on standard output stay clean.
-    """
+    """Shows how far a piece of work is, on standard error unless a stream is given: results stay clean."""
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
         self._title = title
@@ -37,24 +30,21 @@ class Progress:
         self._open = False
 
     def step(self, done: int, total: int, remark: str = "") -> None:
-        """Say that `done` steps of `total` are over."""
+        """Show that `done` steps of `total` are over, unless something was shown a moment ago."""
         now = time.monotonic()
         # The clock starts with the first step: what was loaded before it says nothing about the rest.
         if not self._began:
             self._began, self._first = now, done
-        last = done >= total
-        if self._style == "none" or (
-            not last and now - self._shown < (BAR_S if self._style == "bar" else LINE_S)
-        ):
+        last, bar = done >= total, self._style == "bar"
+        too_soon = now - self._shown < (BAR_S if bar else LINE_S)
+        if self._style == "none" or (too_soon and not last):
             return
         self._shown = now
-        self._open = self._style == "bar" and not last
-        width = shutil.get_terminal_size().columns - 1 if self._style == "bar" else 0
+        self._open = bar and not last
+        width = shutil.get_terminal_size().columns - 1 if bar else 0
         line = self._line(done, total, remark, now - self._began, width)
-        if self._style == "bar":
-            self._stream.write(f"\r{line[:width]:<{width}}" + ("\n" if last else ""))
-        else:
-            self._stream.write(line + "\n")
+        self._stream.write(f"\r{line[:width]:<{width}}" if bar else line)
+        self._stream.write("" if self._open else "\n")
         self._stream.flush()
 
     def finish(self) -> None:
@@ -66,12 +56,9 @@ class Progress:
 
     def _line(self, done: int, total: int, remark: str, seconds: float, width: int) -> str:
         """Return the line; the bar gives way to the words where `width` is short, 0 standing for any."""
-        here = done - self._first
-        left = (
-            f", {seconds / here * (total - done):.0f} s left"
-            if here > 0 and done < total and seconds > 1
-            else ""
-        )
+        done_here, left = done - self._first, ""
+        if done_here > 0 and done < total and seconds > 1:
+            left = f", {seconds / done_here * (total - done):.0f} s left"
         words = f"{done}/{total} {seconds:.0f} s{left}  {remark}"
         room = width - len(f"{self._title} [] {words}") if width else LONGEST
         length = min(LONGEST, max(SHORTEST, room))

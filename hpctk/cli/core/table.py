@@ -1,34 +1,54 @@
-"""Tables for a terminal."""
+"""Tables for a terminal, and the numbers in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpctk.stats.report.numbers import bytes_text as bytes_text
+from hpctk.stats.report.numbers import seconds_text as seconds_text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows under a head, the first column to the left and the others to the right."""
-    cells = [list(head), *[list(row) for row in rows]]
+    cells = [head, *rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    cells = [head, ["-" * width for width in widths], *rows]
     lines = []
     for first, *others in cells:
         right = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *right]))
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(line.rstrip() for line in lines)
+        lines.append("  ".join([first.ljust(widths[0]), *right]).rstrip())
+    return "\n".join(lines)
 
 
-def bytes_text(n: float) -> str:
-    """Return a number of bytes as people read it: 1.5 MB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(n) < 1000 or unit == "TB":
-            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
-        n /= 1000
-    raise AssertionError("unreachable")
+def results_table(entries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table at the end of `hpctk train`: a line for each method, with what it reached and what it cost.
+
+    What it reached is the verdict on held-out data, of the model that the method wants evaluated. The loss of the last
+    training steps is in result.json: of the models that the ranks had then, each on its own few samples, so that it
+    says little about the method. Bytes and seconds are those of the rank that had most, rounds a mean.
+    """
+    metrics = list(next(iter(entries.values()))["metrics"])
+    rows = []
+    for name, entry in entries.items():
+        ranks = entry["ranks"]
+        sent = [rank["sent_bytes"] for rank in ranks]
+        rows.append(
+            [
+                name,
+                *(_verdict(metric, entry["metrics"].get(metric)) for metric in metrics),
+                str(max(rank["steps"] for rank in ranks)),
+                f"{sum(rank['rounds'] for rank in ranks) / len(ranks):.0f}",
+                "MPI does not tell" if None in sent else bytes_text(max(sent)),
+                f"{max(rank['seconds'] for rank in ranks):.1f}",
+            ]
+        )
+    text = table(["method", *metrics, "steps", "rounds", "sent per rank", "seconds"], rows)
+    early = [name for name, entry in entries.items() if not entry["complete"]]
+    return text + (f"\n\nended by the time budget: {', '.join(early)}" if early else "")
 
 
-def seconds_text(seconds: float) -> str:
-    """Return a time as people read it: 12.3 ms."""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1 or unit == "us":
-            return f"{seconds * factor:.3g} {unit}"
-    raise AssertionError("unreachable")
+def _verdict(metric: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if metric == "accuracy" else f"{value:.4g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,8 @@ def add_tasks(parser: argparse.ArgumentParser) -> None:
     """Declare a subcommand for each task."""
     tasks = parser.add_subparsers(dest="task", metavar="TASK")
     for name, (_, _, summary) in TASKS.items():
-        one = tasks.add_parser(
-            name, help=summary, description=f"{name}: {summary}.", epilog=EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        one = tasks.add_parser(name, help=summary, description=f"{name}: {summary}.", epilog=EPILOG)
+        one.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_settings(one.add_argument_group("settings"), SETTINGS[name])
         _add_running(one.add_argument_group("running"))
 
@@ -115,8 +114,6 @@ def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for number in (int, float):
-        try:
+        with suppress(ValueError):
             return number(text)
-        except ValueError:
-            continue
     return text

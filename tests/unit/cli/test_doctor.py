@@ -8,7 +8,7 @@ import sys
 import pytest
 from jobs import clean_environment
 
-from hpctk.cli.core import installation as doctor
+from hpctk.cli import doctor
 from hpctk.cli.doctor import render
 
 #: An installation that lacks nothing.

@@ -1,6 +1,7 @@
 """How `hpctk mpirun` and `hpctk horovodrun` find what they start; the programs are pretended ones."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,7 @@ def venv(folder, says=OPEN_MPI, *more):
     return str(folder)
 
 
-def prepare(name, words, own=None, venv=None, project=None, **environ):
+def prepare(name, words, own=None, venv=None, project=Path("/no/checkout"), **environ):
     return launch.prepare(name, own or Own(), words, environ, venv, project)
 
 
@@ -138,9 +139,12 @@ def test_horovod_and_mpich(tmp_path):
     assert line == [f"{tmp_path}/v/bin/horovodrun", "-np", "2", "x"]
 
 
-def test_a_kind_that_is_said_needs_no_mpi(tmp_path):
-    _, line = prepare("mpirun", ["-n", "1", "x"], Own(mpi="openmpi4"), PATH=str(tmp_path))
+def test_a_line_for_elsewhere_needs_no_mpi_here(tmp_path):
+    _, line = prepare("mpirun", ["-n", "1", "x"], Own(show=True, mpi="openmpi4"), PATH=str(tmp_path))
     assert line[0] == "mpirun"
+    here = venv(tmp_path / "v")
+    _, line = prepare("mpirun", ["x"], Own(mpi="openmpi4"), venv=here, PATH="")
+    assert line[0] == f"{here}/bin/mpirun"
     with pytest.raises(SettingError, match="--mpi 'openmpi'.*openmpi5, openmpi4, mpich, intel"):
         launch.take_own("mpirun", ["--mpi", "openmpi", "x"])
 

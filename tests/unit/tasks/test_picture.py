@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctk.cli.core.results import results_table
+from hpctk.cli.core.table import results_table
 from hpctk.tasks.core.picture import draw, lines, smoothed
 from hpctk.tasks.core.result import document, entry
 
