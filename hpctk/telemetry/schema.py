@@ -5,7 +5,7 @@ Data only. Whoever changes a column changes VERSION, that page, and nothing else
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,11 +42,6 @@ class Column:
     units: str
     long_name: str
 
-    @property
-    def code(self) -> str:
-        """The column in a struct's format."""
-        return {"<i8": "q", "<f8": "d"}.get(self.kind) or f"{self.kind[1:]}s"
-
 
 @dataclass(frozen=True)
 class TableFormat:
@@ -61,27 +56,13 @@ class TableFormat:
         """A row of the table in memory, packed."""
         return np.dtype([(column.name, column.kind) for column in self.columns])
 
-    @cached_property
-    def row(self) -> struct.Struct:
-        """The same for the struct module, which writes a row faster than numpy does."""
-        return struct.Struct("<" + "".join(column.code for column in self.columns))
+
+def _columns_of(kind: str, units: str) -> Callable[[str, str], Column]:
+    return lambda name, long_name: Column(name, kind, units, long_name)
 
 
-def _text(name: str, long_name: str) -> Column:
-    return Column(name, "S", "", long_name)
-
-
-def _count(name: str, long_name: str) -> Column:
-    return Column(name, "<i8", "1", long_name)
-
-
-def _bytes(name: str, long_name: str) -> Column:
-    return Column(name, "<i8", "byte", long_name)
-
-
-def _seconds(name: str, long_name: str) -> Column:
-    return Column(name, "<f8", "s", long_name)
-
+_text, _count, _bytes = _columns_of("S", ""), _columns_of("<i8", "1"), _columns_of("<i8", "byte")
+_seconds = _columns_of("<f8", "s")
 
 #: What tells calls apart; summaries have one row for each combination.
 LABELS = (
@@ -93,7 +74,7 @@ LABELS = (
 )
 
 #: What calls are made of, and summed up by.
-_AMOUNTS = (
+AMOUNTS = (
     _count("elements", "elements that this rank contributed"),
     _bytes("dense_bytes", "bytes of what this rank contributed, as it is"),
     _bytes(
@@ -120,7 +101,7 @@ CALLS = TableFormat(
         _seconds("start_s", "when it began, since the recording began, on this rank's clock"),
         _seconds("end_s", "when it was over, since the recording began, on this rank's clock"),
         *LABELS,
-        *_AMOUNTS,
+        *AMOUNTS,
     ),
 )
 
@@ -160,7 +141,7 @@ SUMMARY = TableFormat(
         _count("uncounted_calls", "calls whose bytes only the library knows; not in the sums of bytes"),
         _seconds("seconds", "seconds from beginning to end, summed"),
         _seconds("longest_s", "seconds of the longest"),
-        *_AMOUNTS,
+        *AMOUNTS,
     ),
 )
 
