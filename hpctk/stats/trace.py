@@ -54,10 +54,8 @@ def write(run: RunStats, file: IO[str], cut: Cut = Cut()) -> tuple[int, list[str
     known = {rank for recording in run.recordings for rank in recording.ranks}
     wanted = sorted(known if cut.ranks is None else known & cut.ranks)
     if not wanted:
-        first = min(known)
-        raise HpctkError(
-            f"none of the ranks asked for has a file here; there are {len(known)}, the first {first}"
-        )
+        there = f"there are {len(known)}, the first {min(known)}"
+        raise HpctkError(f"none of the ranks asked for has a file here; {there}")
     last_stats = {rank: stats for recording in run.recordings for rank, stats in recording.ranks.items()}
     names = [event for rank in wanted for event in _names(rank, last_stats[rank])]
     file.write('{"displayTimeUnit": "ms", "traceEvents": [\n' + ",\n".join(map(json.dumps, names)))
@@ -96,21 +94,13 @@ def _pieces(stats: RankStats, origin: float, cut: Cut) -> Iterator[list[dict[str
         columns = [column.name for column in table.columns]
         for first in range(0, int(_amount(stats, f"{table.name}_rows")), ROWS):
             rows = cut.rows(stats.part(table.name, columns, slice(first, first + ROWS)))
-            if table is STEPS:
-                ends, names = (
-                    rows["start_s"] + rows["seconds"],
-                    [f"step {step}" for step in rows["step"].tolist()],
-                )
-            else:
-                ends, names = rows["end_s"], _plain(rows["operation"])
+            names = [f"step {step}" for step in rows["step"].tolist()]
+            ends = rows["start_s"] + rows["seconds"] if table is STEPS else rows["end_s"]
+            if table is CALLS:
+                names = _plain(rows["operation"])
             details = {name: _plain(rows[name]) for name in columns if name not in _NOT_SHOWN}
-            yield _events(
-                {"ph": "X", "pid": stats.rank, "tid": thread},
-                names,
-                rows["start_s"] + origin,
-                ends + origin,
-                details,
-            )
+            head = {"ph": "X", "pid": stats.rank, "tid": thread}
+            yield _events(head, names, rows["start_s"] + origin, ends + origin, details)
 
 
 def _events(

@@ -77,10 +77,7 @@ LABELS = (
 AMOUNTS = (
     _count("elements", "elements that this rank contributed"),
     _bytes("dense_bytes", "bytes of what this rank contributed, as it is"),
-    _bytes(
-        "dense_sent_bytes",
-        "bytes it would have sent had that travelled as it is, by a schedule that sends least",
-    ),
+    _bytes("dense_sent_bytes", "bytes it would have sent had that travelled as it is, by a schedule that sends least"),
     _bytes("payload_bytes", "bytes of what this rank contributed, as the compressor wrote it down"),
     _bytes("sent_bytes", "bytes sent, -1 where only the library knows"),
     _bytes("received_bytes", "bytes received, -1 where only the library knows"),
@@ -90,7 +87,7 @@ AMOUNTS = (
     _seconds("compressing_s", "seconds compressing what went out"),
     _seconds("decompressing_s", "seconds decompressing what came in"),
     _seconds("staging_s", "seconds copying between device or strided memory and where messages lie"),
-)
+)  # fmt: skip
 
 CALLS = TableFormat(
     "calls",
@@ -110,9 +107,7 @@ STEPS = TableFormat(
     "one row for each optimizer step",
     (
         _count("step", "number of the step, from 0; goes on after a restart"),
-        _seconds(
-            "start_s", "when it began, which is when the one before was over, since the recording began"
-        ),
+        _seconds("start_s", "when it began, which is when the one before was over, since the recording began"),
         _seconds("seconds", "its duration, computing and all"),
         _seconds("communication_s", "seconds from beginning to end of its calls, summed"),
         _seconds("exposed_s", "seconds the training thread spent in communication instead of computing"),
@@ -129,7 +124,7 @@ STEPS = TableFormat(
         _count("skipped", "1 where the step was skipped for a bad gradient"),
         _count("fallbacks", "groups whose weights fell back to the plain mean (AdaCons)"),
     ),
-)
+)  # fmt: skip
 
 SUMMARY = TableFormat(
     "summary",
@@ -193,10 +188,7 @@ TABLES = {table.name: table for table in (CALLS, STEPS, SUMMARY, PEERS, SIZES, P
 ATTRIBUTES = (
     _text("schema", f'"{NAME}"'),
     _count("schema_version", "version of the tables; a reader refuses a newer one"),
-    _text(
-        "state",
-        '"running", or "closed" once its process wrote the last of it; one that was killed never does',
-    ),
+    _text("state", '"running", or "closed" once its process wrote the last of it; one that was killed never does'),
     _text("run_id", "the same for all ranks and recordings of a run"),
     _count("recording", "number of the recording in its run, from 0"),
     _count("rank", "rank in the communicator of the recording"),
@@ -230,4 +222,4 @@ ATTRIBUTES = (
     _seconds("began_unix_s", "when the recording began, since 1970 in UTC, by the clock of the machine"),
     _seconds("clock_offset_s", "a time of this rank plus this is a time of rank 0"),
     _seconds("clock_error_s", "that is right up to this much"),
-)
+)  # fmt: skip

@@ -33,15 +33,8 @@ class Span:
     """
 
     __slots__ = (
-        "_before",
-        "calls",
-        "compressor",
-        "elements",
-        "is_open",
-        "outer",
-        "tensor",
-        "unclaimed_bytes",
-    )
+        "_before", "calls", "compressor", "elements", "is_open", "outer", "tensor", "unclaimed_bytes",
+    )  # fmt: skip
 
     def __init__(
         self, outer: Span | None, tensor: str = "", compressor: str = "", elements: int = 0,

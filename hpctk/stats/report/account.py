@@ -18,6 +18,7 @@ from hpctk.stats.report import curve
 from hpctk.stats.report.numbers import printable, rank_list
 from hpctk.telemetry import schema
 from hpctk.telemetry.names import file_name
+from hpctk.telemetry.schema import Table
 
 LABELS = tuple(column.name for column in schema.LABELS)
 #: Sums that are kept of each kind of call.
@@ -28,11 +29,8 @@ SUMS = (
 #: Amounts of each rank: of its steps, then of its calls.
 _STEPS = ("steps", "steps_s", "exposed_s", "flushed_s", "events_dropped", "steps_dropped")
 _TENSORS = (
-    "tensor_dense_bytes",
-    "tensor_payload_bytes",
-    "counted_dense_sent_bytes",
-    "uncounted_tensor_calls",
-)
+    "tensor_dense_bytes", "tensor_payload_bytes", "counted_dense_sent_bytes", "uncounted_tensor_calls",
+)  # fmt: skip
 AMOUNTS = (*_STEPS, *(name if name != "seconds" else "communication_s" for name in SUMS), *_TENSORS)
 #: Attributes that a report shows of a recording.
 _ABOUT = ("method", "settings", "library", "communicator", "command", "hpctk", "run_id")
@@ -59,7 +57,7 @@ class Calls:
         self.sums = np.zeros((0, len(SUMS)))
         self.longest_s, self.bus_bytes = np.zeros(0), np.zeros(0)
 
-    def add(self, summary: dict[str, Any], communicator: bytes, size: int) -> tuple[Any, int]:
+    def add(self, summary: Table, communicator: bytes, size: int) -> tuple[Any, int]:
         """Add one rank's summary; return it cleaned, rows by SUMS, and how many of its numbers made no sense."""
         columns, bad = zip(*(metrics.clean(summary[name]) for name in SUMS), strict=True)
         rows = np.stack(columns, axis=1)
@@ -100,7 +98,7 @@ class Matrix:
         n = int(self.fields[-1]) + 1 if size else 0
         self.sent = np.zeros((n, n))
 
-    def add(self, rank: int, peers: dict[str, Any], missing: Any) -> int:
+    def add(self, rank: int, peers: Table, missing: Any) -> int:
         """Add one rank's peers; `missing` ranks wrote nothing themselves. Return how many numbers made no sense."""
         ids = peers["peer"]
         sent, bad_sent = metrics.clean(peers["sent_bytes"])
@@ -173,9 +171,7 @@ def _add_recording(total: Account, recording: RecordingStats) -> int:
     return bad
 
 
-def _add_rank(
-    total: Account, index: int, stats: RankStats, tables: dict[str, dict[str, Any]], missing: Any
-) -> int:
+def _add_rank(total: Account, index: int, stats: RankStats, tables: dict[str, Table], missing: Any) -> int:
     """Add one rank's file, all but its steps; return how many numbers in it made no sense."""
     attributes, amounts = stats.attributes, total.amounts
     total.hosts[index] = printable(attributes.get("host", ""), 64)
@@ -209,9 +205,7 @@ def _describe_recording(total: Account, recording: RecordingStats) -> None:
     first = files[min(files)].attributes if files else {}
     not_closed = [rank for rank, stats in files.items() if stats.attributes.get("state") != "closed"]
     # Without the file's name, so that ranks with the same trouble stand together.
-    why = {
-        rank: printable(text.split(f"{file_name(rank)}: ", 1)[-1]) for rank, text in recording.missing.items()
-    }
+    why = {r: printable(text.split(f"{file_name(r)}: ", 1)[-1]) for r, text in recording.missing.items()}
     reasons = [
         {"why": text, "ranks": rank_list((rank for rank in why if why[rank] == text), 100), "count": n}
         for text, n in Counter(why.values()).most_common(20)

@@ -5,8 +5,8 @@ Bytes, seconds and counts; shares between 0 and 1. What cannot be known is None.
 
 from __future__ import annotations
 
-import itertools
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,7 @@ def document(account: Account) -> dict[str, Any]:
     """Return what the report shows of a run."""
     useful = metrics.useful(account.amounts["steps_s"], account.amounts["exposed_s"])
     # A recording that began before the one before it was over: those are not restarts of one training.
-    together = any(
-        begin < start + wall_s for (start, wall_s), (begin, _) in itertools.pairwise(account.spans)
-    )
+    together = any(began < start + wall_s for (start, wall_s), (began, _) in pairwise(account.spans))
     runtime_s = math.nan if together else sum(one["steps_s"] for one in account.recordings)
     sums = {name: float(values.sum()) for name, values in account.amounts.items()}
     shown: dict[str, Any] = {
