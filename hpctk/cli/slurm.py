@@ -29,38 +29,6 @@ from hpctk.settings import settings_of
 from hpctk.slurm import options as known
 from hpctk.slurm.options import KINDS, Options, from_layers
 
-<<<<<<< HEAD
-=======
-#: Option: (type, name of its value, what it means).
-_OPTIONS: dict[str, tuple[type, str, str]] = {
-    "job_name": (str, "NAME", "also names the log and, unless --run says otherwise, the run's folder"),
-    "nodes": (int, "N", "nodes"),
-    "ntasks_per_node": (int, "N", "ranks on each node"),
-    "cpus_per_task": (int, "N", "CPUs, and threads, of each rank"),
-    "gpus_per_node": (int, "N", "GPUs of each node"),
-    "mem": (str, "SIZE", "memory of each node, such as 16G"),
-    "time": (str, "LIMIT", "time limit, such as 02:00:00 or 1-12; restarts get as much again"),
-    "partition": (str, "NAME", "partition"),
-    "account": (str, "NAME", "account that pays"),
-    "qos": (str, "NAME", "quality of service"),
-    "constraint": (str, "FEATURES", "features that nodes must have"),
-    "mail": (str, "ADDRESS", "where Slurm writes to"),
-    "mail_type": (str, "EVENTS", "about what [FAIL,REQUEUE,END]"),
-    "mpi": (str, "TYPE", "what `srun --mpi=list` calls your MPI [pmix]"),
-    "warning_s": (int, "SECONDS", "ask the ranks to save so long before the time limit [180]"),
-    "max_restarts": (int, "N", "how often the job may go back into the queue [20]"),
-    "run": (str, "DIR", "the run's folder [runs/NAME]"),
-    "venv": (str, "DIR", "virtual environment to activate"),
-    "at_once": (int, "N", "jobs of the sweep at the same time"),
-}
-#: The same for those that may be repeated.
-_LISTS = {
-    "modules": ("--module", "NAME", "a module to load"),
-    "setup": ("--setup", "LINE", "a line of shell, as it is, before the program starts"),
-    "sbatch": ("--sbatch", "OPTION", "a further option of sbatch, such as --sbatch=--exclusive"),
-}
-
->>>>>>> launch
 
 class KindParser(argparse.ArgumentParser):
     """A parser whose complaint about an unknown option lists those that there are."""
@@ -92,10 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             _add_options(sub, kind)
 
 
-<<<<<<< HEAD
-def _add_kind(parser: argparse.ArgumentParser, action: str, kind: str) -> None:
-    # Otherwise usage shows [command ...] without the -- that must come before it.
-    parser.usage = f"hpctk slurm {action} {kind} [OPTION ...] [-- COMMAND ...]"
+def _add_options(parser: argparse.ArgumentParser, kind: str) -> None:
     declared = settings_of(Options)
     for name in known.known(kind):
         about, flag = declared[name], f"--{name.replace('_', '-')}"
@@ -106,18 +71,6 @@ def _add_kind(parser: argparse.ArgumentParser, action: str, kind: str) -> None:
             parser.add_argument(
                 flag, dest=_dest(name), type=about.kind, metavar=about.metavar, help=about.help
             )
-=======
-def _add_options(parser: argparse.ArgumentParser, kind: str) -> None:
-    allowed = known.known(kind)
-    for name, (type_, value, meaning) in _OPTIONS.items():
-        if name in allowed:
-            flag = f"--{name.replace('_', '-')}"
-            parser.add_argument(flag, dest=_dest(name), type=type_, metavar=value, help=meaning)
-    for name, (flag, value, meaning) in _LISTS.items():
-        parser.add_argument(
-            flag, dest=name, action="append", metavar=value, help=f"{meaning}; may be repeated"
-        )
->>>>>>> launch
     if kind == "array":
         parser.add_argument(
             "--table", dest="table_file", type=Path, metavar="FILE", help="a line of options for each job"
@@ -153,14 +106,8 @@ def run(options: argparse.Namespace) -> int:
 def resolved(options: argparse.Namespace) -> Options:
     """Return the options: those of the site's file, and of the command line, which wins."""
     file: Path | None = options.site or environment.slurm_site()
-<<<<<<< HEAD
-    layers: list[dict[str, Any]] = [] if file is None else [known.read_site(file, options.kind)]
-    names = known.known(options.kind)
-    given = {name: getattr(options, _dest(name), None) for name in names}
-=======
-    defaults = {} if file is None else site.read(file, options.kind)
+    defaults = {} if file is None else known.read_site(file, options.kind)
     given = {name: getattr(options, _dest(name), None) for name in known.known(options.kind)}
->>>>>>> launch
     if options.kind == "array":
         given["table"] = table(options)
     chosen = from_layers(options.kind, defaults, {**given, "command": tuple(options.words)})

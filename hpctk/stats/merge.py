@@ -36,6 +36,7 @@ COMMON = (
     "communicator", "library", "gpu_aware", "gpu_aware_because", "method", "settings", "schedule", "events",
     "nodes", "local_size", "parameters", "parameter_bytes",
 )  # fmt: skip
+Shape = tuple[int, ...]
 #: What stands where nothing is known.
 _FILL: dict[str, int | float] = {"<i8": -1, "<f8": float("nan")}
 
@@ -57,7 +58,7 @@ class Group:
 
     group: Any
     scales: list[Any]
-    shape: tuple[int, ...]
+    shape: Shape
 
 
 def why_copy(run: RunStats, target: Path) -> str:
@@ -73,14 +74,7 @@ def why_copy(run: RunStats, target: Path) -> str:
 def merge(run: RunStats, target: Path, *, copy: bool = False, force: bool = False) -> None:
     """Write one file with the statistics of all recordings and ranks, in full or not at all.
 
-    Parameters
-    ----------
-    run : RunStats
-    target : Path
-    copy : bool
-        Write the rows themselves, compressed, instead of where they are.
-    force : bool
-        Replace a file that is there.
+    `copy` writes the rows themselves, compressed, instead of where they are; `force` replaces a file that is there.
     """
     if FILE.fullmatch(target.name) and target.exists():
         raise HpctkError(f"{target}: is a rank's file and stays what it is")
@@ -208,9 +202,7 @@ def _view(tables: dict[str, Group], peers: Group, parts: list[Part], files: list
     """Write where every rank's rows are."""
     for name, to in tables.items():
         boxes = [((part.first[name],), (part.rows[name],)) for part in parts]
-        spaces = [
-            (file, _box(to.shape, *box), box[1]) for file, box in zip(files, boxes, strict=True) if box[1][0]
-        ]
+        spaces = [(file, _box(to.shape, *box), box[1]) for file, box in zip(files, boxes, strict=True)]
         for column in schema.TABLES[name].columns:
             _virtual(to, column, spaces)
     cells = [(part.index, part.rank.rank, 0) for part in parts]
@@ -229,7 +221,7 @@ def _group(file: Any, table: TableFormat) -> Any:
     return group
 
 
-def _box(shape: tuple[int, ...], first: tuple[int, ...], count: tuple[int, ...]) -> Any:
+def _box(shape: Shape, first: Shape, count: Shape) -> Any:
     """Return a box in a dataspace."""
     space = h5py.h5s.create_simple(shape)
     space.select_hyperslab(first, count)
@@ -247,15 +239,14 @@ def _virtual(to: Group, column: Column, parts: Iterable[tuple[bytes, Any, tuple[
         plan.set_fill_value(np.array(_FILL[column.kind], column.kind))
     source = f"{to.group.name}/{column.name}".encode()
     for file, box, rows in parts:
-        plan.set_virtual(box, file, source, _box(rows, (0,), rows))
+        if all(rows):
+            plan.set_virtual(box, file, source, _box(rows, (0,), rows))
     kind = h5py.h5t.py_create(np.dtype(stored(column)), logical=True)
     h5py.h5d.create(to.group.id, column.name.encode(), kind, h5py.h5s.create_simple(to.shape), plan)
     _attach(to.group[column.name], column, to.scales)
 
 
-def _packed(
-    group: Any, column: Column, shape: tuple[int, ...], scales: Sequence[Any], values: Any = None
-) -> Any:
+def _packed(group: Any, column: Column, shape: Shape, scales: Sequence[Any], values: Any = None) -> Any:
     """Make a compressed dataset, where there is anything to compress."""
     options: dict[str, Any] = {}
     if all(shape):

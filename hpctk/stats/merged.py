@@ -19,7 +19,7 @@ import numpy as np
 from hpctk import hdf5
 from hpctk.errors import HpctkError
 from hpctk.stats import rank_reader
-from hpctk.stats.read import RankStats, Read, RecordingStats, RunStats, load
+from hpctk.stats.read import Names, RankStats, Read, RecordingStats, RunStats, load
 from hpctk.telemetry import schema
 from hpctk.telemetry.schema import CALLS, PROGRESS, SIZES, STEPS, SUMMARY, Column, Table, TableFormat
 
@@ -62,6 +62,8 @@ JOINED = {
     for table in (CALLS, STEPS, SUMMARY, SIZES)
 }
 
+#: First row and number of rows, by table.
+Ranges = dict[str, tuple[int, int]]
 #: Bytes that one byte of deflate can stand for.
 _MOST_DENSE = 1032
 #: Bytes of a chunk: those that hpctk writes are a megabyte at most, of peers 512 bytes for each rank.
@@ -70,9 +72,7 @@ _CHUNK_BYTES = 1 << 28
 _BLOCK = 64
 
 
-def load_merged(
-    path: Path, attributes: dict[str, Any], tables: Sequence[str], checked: Sequence[str]
-) -> RunStats:
+def load_merged(path: Path, attributes: dict[str, Any], tables: Names, checked: Names) -> RunStats:
     """Read a merged file whose root has these attributes."""
     try:
         rank_reader.check_version(attributes.get("schema_version"), VERSION)
@@ -86,18 +86,16 @@ def load_merged(
     if not isinstance(run, str) or not run or "\0" in run:
         raise HpctkError(f"{path}: is damaged: it does not say where its run is")
     if Path(run).is_absolute() or ".." in Path(run).parts:
-        raise HpctkError(
-            f"{path}: is a view of {run}, outside its own folder: load that one if you trust the file"
-        )
+        why = "outside its own folder: load that one if you trust the file"
+        raise HpctkError(f"{path}: is a view of {run}, {why}")
     folder = path.parent / run
     if not folder.is_dir():
-        raise HpctkError(
-            f"{path}: is a view of {folder}, which is not there (hpctk merge --copy stands by itself)"
-        )
+        why = "which is not there (hpctk merge --copy stands by itself)"
+        raise HpctkError(f"{path}: is a view of {folder}, {why}")
     return load(folder, tables, checked=checked)
 
 
-def _load_copy(path: Path, shared: dict[str, Any], tables: Sequence[str]) -> RunStats:
+def _load_copy(path: Path, shared: dict[str, Any], tables: Names) -> RunStats:
     ranks, environment = rank_reader.read_one_table(path, RANKS)
     columns = [ranks[name].tolist() for name in ranks]
     rows = [dict(zip(ranks, values, strict=True)) for values in zip(*columns, strict=True)]
@@ -110,9 +108,7 @@ def _load_copy(path: Path, shared: dict[str, Any], tables: Sequence[str]) -> Run
     first = dict.fromkeys(JOINED, 0)
     for row in rows:
         number, rank, size = row["recording"], row["rank"], row["size"]
-        texts = {
-            name: value.decode(errors="replace") for name, value in row.items() if isinstance(value, bytes)
-        }
+        texts = {name: text.decode(errors="replace") for name, text in row.items() if isinstance(text, bytes)}
         if not row["present"]:
             recordings[number].missing[rank] = texts["reason"]
             continue
@@ -140,9 +136,8 @@ def _sizes(rows: list[dict[str, Any]]) -> dict[int, int]:
         if row["size"] != size or not 0 <= row["rank"] < size or row["recording"] < 0 or row["node"] >= size:
             raise HpctkError(f"is damaged: its table of ranks has rank {row['rank']} of {row['size']}")
         if row["present"] and min(row[name] for name in counts) < 0:
-            raise HpctkError(
-                f"is damaged: its table of ranks says that rank {row['rank']} has less than no rows"
-            )
+            whose = f"rank {row['rank']}"
+            raise HpctkError(f"is damaged: its table of ranks says that {whose} has less than no rows")
     ranks = {(row["recording"], row["rank"]) for row in rows}
     if len(ranks) != len(rows) or sum(sizes.values()) != len(rows):
         raise HpctkError("is damaged: its table of ranks does not have one row for each")
@@ -161,17 +156,15 @@ class _Copy:
         self._window: dict[str, tuple[int, int, Table]] = {}
         self._block: tuple[tuple[int, int], Table] | None = None
 
-    def reader(
-        self, ranges: dict[str, tuple[int, int]], cell: tuple[int, int, int], progress: dict[str, Any]
-    ) -> Read:
-        """Return what reads one rank's part: first row and number of rows by table; recording, rank, size in peers."""
+    def reader(self, ranges: Ranges, cell: tuple[int, int, int], progress: dict[str, Any]) -> Read:
+        """Return what reads one rank's part; `cell` is its recording, rank and size in peers."""
 
         def table(name: str) -> Table:
             if name == "progress":
                 return {c.name: np.array([progress[c.name]], c.kind) for c in PROGRESS.columns}
             return self._peers(*cell) if name == "peers" else self._joined(name, *ranges[name])
 
-        def read(names: Sequence[str], columns: Sequence[str] | None, rows: slice) -> dict[str, Table]:
+        def read(names: Names, columns: Names | None, rows: slice) -> dict[str, Table]:
             tables = {name: table(name) for name in names}
             return {name: {c: found[c][rows] for c in columns or found} for name, found in tables.items()}
 

@@ -6,8 +6,7 @@ A value that cannot be had (a division by nothing) is None, never NaN.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,18 +29,11 @@ def ratio(a: float, b: float) -> float | None:
     return quotient if math.isfinite(quotient) else None
 
 
-@dataclass(frozen=True)
-class Efficiency:
+class Efficiency(NamedTuple):
     """How well ranks use their time, as POP defines it; each between 0 and 1, None where nothing was measured.
 
-    Attributes
-    ----------
-    load_balance
-        Mean over maximum of the ranks' useful seconds.
-    communication
-        The maximum of useful seconds over the runtime.
-    parallel
-        Their product: the mean of useful seconds over the runtime.
+    `load_balance` is mean over maximum of the ranks' useful seconds, `communication` that maximum over the runtime,
+    `parallel` their product: the mean of useful seconds over the runtime.
     """
 
     load_balance: float | None
@@ -66,8 +58,8 @@ def imbalance(values: Any) -> float | None:
     """Return by how much the largest exceeds the mean, as a share of the mean."""
     if len(values) == 0:
         return None
-    found = ratio(float(np.max(values)), float(np.mean(values)))
-    return None if found is None else found - 1
+    most = ratio(float(np.max(values)), float(np.mean(values)))
+    return None if most is None else most - 1
 
 
 def bus_factor(operation: str, size: int) -> float | None:
@@ -86,15 +78,8 @@ def bus_factor(operation: str, size: int) -> float | None:
     return factors.get(operation)
 
 
-def bus_bandwidth(operation: str, size: int, nbytes: float, seconds: float) -> float | None:
-    """Return bus bandwidth in bytes per second: for an all-reduce 2(N-1)/N bytes / seconds."""
-    factor = bus_factor(operation, size)
-    return None if factor is None else ratio(factor * nbytes, seconds)
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Who waits most and who is waited for, as places in the arrays."""
+class Waiting(NamedTuple):
+    """Who waits most and who is waited for, as indices of the arrays."""
 
     most: int
     share: float
@@ -103,11 +88,8 @@ class Waiting:
 
 def waiting(waiting_s: Any, communication_s: Any) -> Waiting | None:
     """Return whose communication is waiting for the largest share, and who waits least: the one the others wait for."""
-    shares = [
-        ratio(a, b)
-        for a, b in zip(np.asarray(waiting_s, float), np.asarray(communication_s, float), strict=True)
-    ]
-    known = [(share, place) for place, share in enumerate(shares) if share is not None]
+    shares = [ratio(a, b) for a, b in zip(waiting_s, communication_s, strict=True)]
+    known = [(share, index) for index, share in enumerate(shares) if share is not None]
     if len(known) < 2:
         return None
     share, most = max(known, key=lambda one: (one[0], -one[1]))
@@ -115,15 +97,15 @@ def waiting(waiting_s: Any, communication_s: Any) -> Waiting | None:
     return None if share == 0 or slowest == most else Waiting(most, share, slowest)
 
 
-def at(x: Any, y: Any, place: float) -> float | None:
-    """Return y at `place` of a course whose x never falls: interpolated, None outside of it or where y is not known."""
+def at(x: Any, y: Any, limit: float) -> float | None:
+    """Return y where x is `limit`, on a curve whose x never falls: interpolated, None outside or where y is unknown."""
     xs, ys = np.asarray(x, np.float64), np.asarray(y, np.float64)
     known = np.isfinite(xs) & np.isfinite(ys)
     xs, ys = xs[known], ys[known]
     # A sum of the same numbers in another order may fall short by a rounding.
-    if len(xs) == 0 or not xs[0] * (1 - 1e-9) <= place <= xs[-1] * (1 + 1e-9):
+    if len(xs) == 0 or not xs[0] * (1 - 1e-9) <= limit <= xs[-1] * (1 + 1e-9):
         return None
-    return float(np.interp(place, xs, ys))
+    return float(np.interp(limit, xs, ys))
 
 
 def bins(n: int, most: int) -> Any:
@@ -132,11 +114,11 @@ def bins(n: int, most: int) -> Any:
     return np.arange(n) * count // n if n else np.zeros(0, np.intp)
 
 
-def bin_means(values: Any, places: Any) -> Any:
+def bin_means(values: Any, indices: Any) -> Any:
     """Return the mean of each bin, of the numbers that are finite; NaN where there is none."""
     amounts = np.asarray(values, np.float64)
-    count = int(places[-1]) + 1 if len(places) else 0
+    count = int(indices[-1]) + 1 if len(indices) else 0
     known = np.isfinite(amounts)
-    sums = np.bincount(places[known], amounts[known], count)
-    numbers = np.bincount(places[known], minlength=count)
+    sums = np.bincount(indices[known], amounts[known], count)
+    numbers = np.bincount(indices[known], minlength=count)
     return np.where(numbers > 0, sums / np.maximum(numbers, 1), np.nan)

@@ -21,9 +21,7 @@ def stats_folder(path: Path) -> Path:
     if (path / STATS).is_dir():
         return path / STATS
     runs = (
-        sorted(folder.parent for folder in path.glob(f"*/{STATS}") if folder.is_dir())
-        if path.is_dir()
-        else []
+        sorted(stats.parent for stats in path.glob(f"*/{STATS}") if stats.is_dir()) if path.is_dir() else []
     )
     if len(runs) == 1:
         return runs[0] / STATS

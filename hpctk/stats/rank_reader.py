@@ -25,6 +25,7 @@ from hpctk.telemetry.schema import Column, Table, TableFormat
 
 Value = str | int | float
 
+_ALL = tuple(schema.TABLES)
 #: More ranks than there will be: a file that says so is damaged.
 MOST_RANKS = 1 << 24
 #: The longest text in a column, in bytes.
@@ -52,23 +53,11 @@ class Stored(NamedTuple):
 class RankReader:
     """One rank's file, and where its columns lie.
 
-    Parameters
-    ----------
-    path : Path
-    tables : sequence of str
-        Those that are read at once, into the attribute `tables`.
-    checked : sequence of str
-        Those that must be readable.
-
-    Attributes
-    ----------
-    attributes, environment, progress : dict
-        What the file says of itself, and how far its tables are filled.
+    `tables` are read at once, into the attribute of that name; those in `checked` must be readable, too. `attributes`
+    and `environment` are what the file says of itself, `progress` how far its tables are filled.
     """
 
-    def __init__(
-        self, path: Path, tables: Sequence[str] = (), checked: Sequence[str] = tuple(schema.TABLES)
-    ) -> None:
+    def __init__(self, path: Path, tables: Sequence[str] = (), checked: Sequence[str] = _ALL) -> None:
         self.path = path
         with opened(path) as (root, descriptor):
             self.attributes = _checked_attributes(_attributes(root))

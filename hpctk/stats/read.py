@@ -28,8 +28,10 @@ from hpctk.telemetry.schema import Table
 
 #: The name of the file that `hpctk merge` makes, unless it is given another.
 MERGED = "merged.h5"
+#: The names of tables or columns.
+Names = Sequence[str]
 #: From tables, some of their columns (None for all) and rows to those tables.
-Read = Callable[[Sequence[str], Sequence[str] | None, slice], dict[str, Table]]
+Read = Callable[[Names, Names | None, slice], dict[str, Table]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class RankStats:
         tables = self._read(others, None, slice(None)) if others and self._read else {}
         return {name: self._loaded[name] if name in self._loaded else tables[name] for name in names}
 
-    def part(self, name: str, columns: Sequence[str], rows: slice = slice(None)) -> Table:
+    def part(self, name: str, columns: Names, rows: slice = slice(None)) -> Table:
         """Return some columns and rows of a table, for one that may be long: no more than that is read."""
         if name in self._loaded or self._read is None:
             return {column: self._loaded[name][column][rows] for column in columns}
@@ -179,7 +181,7 @@ def load(path: str | Path, tables: Iterable[str] = (), *, checked: Iterable[str]
     return _load_file(path, tables, checked)
 
 
-def _load_folder(folder: Path, tables: Sequence[str], checked: Sequence[str]) -> RunStats:
+def _load_folder(folder: Path, tables: Names, checked: Names) -> RunStats:
     names = sorted(entry.name for entry in folder.iterdir())
     if any(FILE.fullmatch(name) for name in names):
         name = folder.resolve().name
@@ -200,9 +202,7 @@ def _load_folder(folder: Path, tables: Sequence[str], checked: Sequence[str]) ->
     raise HpctkError(why)
 
 
-def _load_recording(
-    number: int, folder: Path, tables: Sequence[str], checked: Sequence[str]
-) -> RecordingStats:
+def _load_recording(number: int, folder: Path, tables: Names, checked: Names) -> RecordingStats:
     try:
         names = [entry.name for entry in folder.iterdir()]
     except OSError as error:
@@ -240,18 +240,14 @@ def _run(stats: RankStats) -> tuple[str, int]:
     return str(stats.attributes["run_id"]), stats.size
 
 
-def read_rank(
-    path: Path, tables: Sequence[str] = (), checked: Sequence[str] = tuple(schema.TABLES)
-) -> RankStats:
+def read_rank(path: Path, tables: Names = (), checked: Names = tuple(schema.TABLES)) -> RankStats:
     """Read one rank's file: what it says of itself, and some tables."""
     reader = RankReader(path, tables, checked)
-    rank, size = int(reader.attributes["rank"]), int(reader.attributes["size"])
-    return RankStats(
-        path, rank, size, reader.attributes, reader.environment, reader.progress, reader.tables, reader.read
-    )
+    about, rank, size = reader.attributes, int(reader.attributes["rank"]), int(reader.attributes["size"])
+    return RankStats(path, rank, size, about, reader.environment, reader.progress, reader.tables, reader.read)
 
 
-def _load_file(path: Path, tables: Sequence[str], checked: Sequence[str]) -> RunStats:
+def _load_file(path: Path, tables: Names, checked: Names) -> RunStats:
     """Read one file: a merged one, or a rank's."""
     # Not above: it needs this module.
     from hpctk.stats import merged

@@ -2,10 +2,10 @@
 
 After SIGKILL a file that HDF5 was appending to may be unreadable, and where the disk is full HDF5 may take the process
 with it. So HDF5 never touches the disk: it lays out a file in memory, with fixed, contiguous datasets and room for
-more rows, which are holes there. The rest is copied to the disk, beside the file's place, room and all, and renamed
-when whole. From then on rows are written straight to where the datasets lie and touch nothing else; `progress` is
-written last and says how many there are. Where the room ends, a larger file is made in the same way. Whenever the
-process dies, what stands there is a whole HDF5 file, readable by everybody and while it grows, too.
+more rows, which are holes there. The rest is copied to the disk, into a file beside the target, room and all, and
+renamed when complete. From then on rows are written straight to where the datasets lie and touch nothing else;
+`progress` is written last and says how many there are. Where the room ends, a larger file is made in the same way.
+Whenever the process dies, what stands there is a complete HDF5 file, readable by everybody and while it grows, too.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RankFile:
         self._descriptor, self._offsets, self.rows = descriptor, offsets, dict(rows)
 
     def _make(self, state: str, rows: Mapping[str, int], old: int | None = None) -> tuple[int, Offsets]:
-        """Put a whole new file into its place; return a descriptor and where columns lie."""
+        """Replace the file by a complete new one; return a descriptor and where columns lie."""
         image, offsets = self._laid_out(state, rows)
         unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         descriptor = -1
@@ -118,43 +118,41 @@ class RankFile:
             open(image, "w+b", buffering=0, closefd=False) as raw,
             h5py.File(raw, "w", libver="earliest") as file,
         ):
-            file.attrs.update(_plain({"schema": schema.NAME, "schema_version": schema.VERSION}))
-            file.attrs.update(_plain({"state": state, **self._attributes}))
-            file.create_group("environment").attrs.update(_plain(self._environment))
-            datasets = {
-                (name, column.name): dataset
-                for name, table in TABLES.items()
-                for column, dataset in lay_out(file, table, rows[name])
-            }
-            offsets = {place: dataset.id.get_offset() or 0 for place, dataset in datasets.items()}
+            put_attributes(file, {"schema": schema.NAME, "schema_version": schema.VERSION, "state": state})
+            put_attributes(file, self._attributes)
+            put_attributes(file.create_group("environment"), self._environment)
+            offsets = {}
+            for name, table in TABLES.items():
+                for column, dataset in _lay_out(file, table, rows[name]).items():
+                    offsets[name, column] = dataset.id.get_offset() or 0
         return image, offsets
 
 
-def lay_out(file: Any, table: TableFormat, rows: int) -> list[tuple[Column, Any]]:
+def _lay_out(file: Any, table: TableFormat, rows: int) -> dict[str, Any]:
     """Make a table's group and datasets, with room for rows but none written; return the datasets by column."""
     group = file.create_group(table.name)
-    group.attrs.update(_plain({"long_name": table.description}))
-    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    settings.set_layout(h5py.h5d.CONTIGUOUS)
-    settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    made = []
+    put_attributes(group, {"long_name": table.description})
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_layout(h5py.h5d.CONTIGUOUS)
+    plan.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    datasets = {}
     for column in table.columns:
         kind = h5py.h5t.py_create(np.dtype(stored(column)), logical=True)
         space = h5py.h5s.create_simple((rows,))
-        dataset = h5py.Dataset(h5py.h5d.create(group.id, column.name.encode(), kind, space, settings))
+        dataset = h5py.Dataset(h5py.h5d.create(group.id, column.name.encode(), kind, space, plan))
         describe(dataset, column)
-        made.append((column, dataset))
-    scale = made[0][1]
+        datasets[column.name] = dataset
+    scale, *others = datasets.values()
     scale.make_scale(table.columns[0].name)
-    for _, dataset in made[1:]:
+    for dataset in others:
         dataset.dims[0].attach_scale(scale)
-    return made
+    return datasets
 
 
 def describe(dataset: Any, column: Column) -> None:
     """Give a dataset its units and long name."""
-    dataset.attrs.update(_plain({"units": column.units, "long_name": column.long_name}))
+    put_attributes(dataset, {"units": column.units, "long_name": column.long_name})
 
 
 def stored(column: Column) -> Any:
@@ -162,35 +160,29 @@ def stored(column: Column) -> Any:
     return h5py.string_dtype("utf-8", int(column.kind[1:])) if column.kind[0] == "S" else column.kind
 
 
-def put_attributes(place: Any, attributes: Attributes) -> None:
-    """Give a file, group or dataset attributes."""
-    place.attrs.update(_plain(attributes))
-
-
-def _plain(attributes: Attributes) -> dict[str, Any]:
-    """Return attributes with strings of fixed length: whoever reads them can see how long they are."""
-    return {name: _fixed(value) if isinstance(value, str) else value for name, value in attributes.items()}
-
-
-def _fixed(text: str) -> Any:
-    data = text.encode(errors="backslashreplace")
-    return np.array(data, h5py.string_dtype("utf-8", max(1, len(data))))
+def put_attributes(owner: Any, attributes: Attributes) -> None:
+    """Give a file, group or dataset attributes; strings of fixed length, so that readers see how long they are."""
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            data = value.encode(errors="backslashreplace")
+            owner.attrs[name] = np.array(data, h5py.string_dtype("utf-8", max(1, len(data))))
+        else:
+            owner.attrs[name] = value
 
 
 def _copy_data(source: int, target: int) -> None:
     """Copy a file without its holes; those read as zeros in the target, which was just made."""
-    end = os.fstat(source).st_size
-    place = 0
-    while place < end:
+    end, offset = os.fstat(source).st_size, 0
+    while offset < end:
         try:
-            place = os.lseek(source, place, os.SEEK_DATA)
+            offset = os.lseek(source, offset, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:
                 return
             raise
-        hole = os.lseek(source, place, os.SEEK_HOLE)
-        _write_all(target, os.pread(source, hole - place, place), place)
-        place = hole
+        hole = os.lseek(source, offset, os.SEEK_HOLE)
+        _write_all(target, os.pread(source, hole - offset, offset), offset)
+        offset = hole
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

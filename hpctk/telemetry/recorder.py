@@ -1,4 +1,4 @@
-"""What a collective tells about itself, and the counter that always listens.
+"""A collective call as it is recorded, and the counter in memory that always takes them.
 
 Every call of a collective ends in one `Call`, whatever moved the bytes. A recorder takes them; the
 Counter adds them up in constant memory and is there from the start.
@@ -16,7 +16,7 @@ from hpctk.telemetry.traffic import Traffic
 class Call:
     """One collective call as one rank saw it; the columns of schema.CALLS.
 
-    `sent_bytes` is None where the bytes cannot be known: MPI's own collectives do not tell.
+    `sent_bytes` is None where the bytes cannot be known: MPI's own collectives do not say.
     """
 
     operation: str
@@ -45,9 +45,9 @@ class Recorder(Protocol):
     Attributes
     ----------
     traffic : Traffic or None
-        Where every message is counted; None for a recorder that does not care.
+        Where every message is counted; None for a recorder that does not count them.
     flags : bool
-        Whether it hears of the few bytes by which ranks agree in a step, too.
+        Whether it takes the calls of the few bytes by which ranks agree in a step, too.
     """
 
     @property
@@ -57,7 +57,7 @@ class Recorder(Protocol):
     def flags(self) -> bool: ...
 
     def record(self, call: Call) -> None:
-        """Note one call."""
+        """Record one call."""
 
 
 @dataclass

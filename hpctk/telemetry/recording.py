@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from hpctk.log import log
 from hpctk.telemetry import schema
 from hpctk.telemetry.rank_file import Attributes, RankFile
 from hpctk.telemetry.recorder import Call
-from hpctk.telemetry.schema import CALLS, LABELS, PEERS, PROGRESS, SIZES, STEPS, SUMMARY
+from hpctk.telemetry.schema import AMOUNTS, CALLS, LABELS, PEERS, PROGRESS, SIZES, STEPS, SUMMARY
 from hpctk.telemetry.settings import StatsSettings
-from hpctk.telemetry.summary import AMOUNTS, KINDS, Summary
+from hpctk.telemetry.summary import KINDS, Summary
 from hpctk.telemetry.traffic import Traffic
 
 #: Calls that are turned into rows at once.
@@ -34,21 +34,14 @@ BUFFER_ROWS = 2048
 #: Rows that a new file has room for; it grows by GROWTH. Laying out a file takes 40 ms, so it grows seldom.
 FIRST_ROWS = 4096
 GROWTH = 8
-#: Counts of a method that have a column in STEPS: the name of the column.
-COUNTS = {
-    "rounds": "rounds",
-    "uploads": "uploads",
-    "skips": "skips",
-    "clipped_steps": "clipped",
-    "skipped_steps": "skipped",
-    "fallbacks": "fallbacks",
-}
-
+#: Counts of a method that are the last columns of STEPS, in their order.
+COUNTS = ("rounds", "uploads", "skips", "clipped_steps", "skipped_steps", "fallbacks")
 #: Columns of steps that are sums over calls.
 _SUMMED = ("calls", "communication_s", "sent_bytes", "received_bytes", "messages")
 #: A row of calls, its labels as one string: they come ready-made.
 _LABEL_BYTES = sum(int(column.kind[1:]) for column in LABELS)
-_ROW = struct.Struct(f"<qqdd{_LABEL_BYTES}s" + "".join(column.code for column in AMOUNTS))
+_CODES = {"<i8": "q", "<f8": "d"}
+_ROW = struct.Struct(f"<qqdd{_LABEL_BYTES}s" + "".join(_CODES[column.kind] for column in AMOUNTS))
 
 
 class Recording:
@@ -75,16 +68,9 @@ class Recording:
     flags = True
 
     def __init__(
-        self,
-        path: Path,
-        settings: StatsSettings,
-        size: int,
-        communicator: str,
-        attributes: Attributes,
-        environment: Mapping[str, str],
-        dense_step_bytes: int = 0,
-        began_s: float | None = None,
-    ) -> None:
+        self, path: Path, settings: StatsSettings, size: int, communicator: str, attributes: Attributes,
+        environment: Mapping[str, str], dense_step_bytes: int = 0, began_s: float | None = None,
+    ) -> None:  # fmt: skip
         self.path = path
         self._settings, self._dense_step_bytes = settings, dense_step_bytes
         self.traffic = Traffic(size)
@@ -121,7 +107,7 @@ class Recording:
         return self._file is not None
 
     def record(self, call: Call) -> None:
-        """Note one call."""
+        """Record one call."""
         # Appending needs no lock; everything else is done for many calls at once.
         self._calls.append(call)
         self._call_steps.append(self.step)
@@ -134,19 +120,16 @@ class Recording:
                     self._drain()
 
     def end_step(self, step: int, counts: Mapping[str, int], loss: Any, exposed_s: float) -> None:
-        """Note that a step is over; `counts` and `exposed_s` are those of this step alone."""
+        """Record a step that is over; `counts` and `exposed_s` are those of this step alone."""
         with self._lock:
             if self._file is None:
                 return
             time_now = time.perf_counter()
             now = time_now - self.began_s
             # What its calls come to is summed up when they are.
-            self._steps.append(
-                (
-                    step, self._step_began_s, now - self._step_began_s, 0.0, exposed_s, np.nan,
-                    0, self._dense_step_bytes, 0, 0, 0, *(counts.get(name, 0) for name in COUNTS),
-                )
-            )  # fmt: skip
+            seconds = now - self._step_began_s
+            others = 0, self._dense_step_bytes, 0, 0, 0, *(counts.get(name, 0) for name in COUNTS)
+            self._steps.append((step, self._step_began_s, seconds, 0.0, exposed_s, np.nan, *others))
             # Turned into a number when it is written: on a device that would wait for all that was started there.
             self._losses.append(loss)
             self.step, self._step_began_s = step + 1, now
@@ -154,7 +137,7 @@ class Recording:
                 self._flush()
 
     def begin_steps(self, step: int) -> None:
-        """Say that the next step is number `step`, and begins now: what came before was preparation."""
+        """Begin step number `step` now: what came before was preparation."""
         with self._lock:
             self._flush()
             self.step = self._first_step = step
@@ -173,20 +156,14 @@ class Recording:
             return
         with self._lock:
             self._flush()
-            if self._file is not None:
-                self._attempt(self._close_file)
-                self._file = None
-
-    def _close_file(self, file: RankFile) -> None:
-        file.close({**self._written, "summary": self._summary.rows})
+            self._attempt(lambda file: file.close({**self._written, "summary": self._summary.rows}))
+            self._file = None
 
     def _drain(self) -> None:
         """Turn the calls in memory into rows, sum them up, and write them where there is room."""
         self._pack()
-        rows, kinds = (
-            np.frombuffer(self._memory, CALLS.dtype, len(self._kinds)),
-            np.array(self._kinds, np.intp),
-        )
+        rows = np.frombuffer(self._memory, CALLS.dtype, len(self._kinds))
+        kinds = np.array(self._kinds, np.intp)
         self._kinds.clear()
         if self._file is not None and len(rows):
             self._summary.add(rows, kinds)
@@ -226,16 +203,16 @@ class Recording:
         calls = calls[calls["step"] >= self._first_step]
         if not len(calls):
             return
-        places = calls["step"] - self._first_step
-        missing = int(places.max()) + 1 - self._sums.shape[1]
-        if missing > 0:
-            self._sums = np.hstack([self._sums, np.zeros((len(_SUMMED), missing))])
+        steps = calls["step"] - self._first_step
+        more = int(steps.max()) + 1 - self._sums.shape[1]
+        if more > 0:
+            self._sums = np.hstack([self._sums, np.zeros((len(_SUMMED), more))])
         n = self._sums.shape[1]
         known = calls["sent_bytes"] >= 0
-        self._sums[0] += np.bincount(places, minlength=n)
-        self._sums[1] += np.bincount(places, calls["end_s"] - calls["start_s"], n)
+        self._sums[0] += np.bincount(steps, minlength=n)
+        self._sums[1] += np.bincount(steps, calls["end_s"] - calls["start_s"], n)
         for row, name in enumerate(_SUMMED[2:], 2):
-            self._sums[row] += np.bincount(places, np.where(known, calls[name], 0), n)
+            self._sums[row] += np.bincount(steps, np.where(known, calls[name], 0), n)
 
     def _drain_steps(self) -> None:
         if not self._steps:
@@ -291,23 +268,18 @@ class Recording:
         peers = np.zeros(len(traffic.sent_bytes), PEERS.dtype)
         peers["peer"] = np.arange(len(peers))
         peers["sent_bytes"], peers["sent_messages"] = traffic.sent_bytes, traffic.sent_messages
-        peers["received_bytes"], peers["received_messages"] = (
-            traffic.received_bytes,
-            traffic.received_messages,
-        )
+        peers["received_bytes"] = traffic.received_bytes
+        peers["received_messages"] = traffic.received_messages
         sizes = np.zeros(schema.SIZE_BINS, SIZES.dtype)
         sizes["lower_bytes"] = 1 << np.arange(schema.SIZE_BINS)
-        sizes["messages"], sizes["sent_bytes"], sizes["calls"] = (
-            traffic.sizes,
-            traffic.size_bytes,
-            self._summary.sizes,
-        )
+        sizes["messages"], sizes["sent_bytes"] = traffic.sizes, traffic.size_bytes
+        sizes["calls"] = self._summary.sizes
         file.write(SUMMARY, 0, self._summary.table)
         file.write(PEERS, 0, peers)
         file.write(SIZES, 0, sizes)
         file.write(PROGRESS, 0, self._progress)
 
-    def _attempt(self, work: Any) -> None:
+    def _attempt(self, work: Callable[[RankFile], object]) -> None:
         """Do something to the file; where that fails, warn and leave it as it is for good."""
         file = self._file
         if file is None:
@@ -326,10 +298,8 @@ class Recording:
 
 
 def _number(loss: Any) -> float:
-    if loss is None:
-        return float("nan")
+    """Return a loss as a number, NaN for none, one of several elements, or what is no number at all."""
     try:
         return float(loss)
     except (TypeError, ValueError, RuntimeError):
-        # A loss of several elements, or not a number at all.
         return float("nan")

@@ -5,7 +5,7 @@ Data only. Whoever changes a column changes VERSION, that page, and nothing else
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,11 +42,6 @@ class Column:
     units: str
     long_name: str
 
-    @property
-    def code(self) -> str:
-        """The column in a struct's format."""
-        return {"<i8": "q", "<f8": "d"}.get(self.kind) or f"{self.kind[1:]}s"
-
 
 @dataclass(frozen=True)
 class TableFormat:
@@ -61,27 +56,13 @@ class TableFormat:
         """A row of the table in memory, packed."""
         return np.dtype([(column.name, column.kind) for column in self.columns])
 
-    @cached_property
-    def row(self) -> struct.Struct:
-        """The same for the struct module, which writes a row faster than numpy does."""
-        return struct.Struct("<" + "".join(column.code for column in self.columns))
+
+def _columns_of(kind: str, units: str) -> Callable[[str, str], Column]:
+    return lambda name, long_name: Column(name, kind, units, long_name)
 
 
-def _text(name: str, long_name: str) -> Column:
-    return Column(name, "S", "", long_name)
-
-
-def _count(name: str, long_name: str) -> Column:
-    return Column(name, "<i8", "1", long_name)
-
-
-def _bytes(name: str, long_name: str) -> Column:
-    return Column(name, "<i8", "byte", long_name)
-
-
-def _seconds(name: str, long_name: str) -> Column:
-    return Column(name, "<f8", "s", long_name)
-
+_text, _count, _bytes = _columns_of("S", ""), _columns_of("<i8", "1"), _columns_of("<i8", "byte")
+_seconds = _columns_of("<f8", "s")
 
 #: What tells calls apart; summaries have one row for each combination.
 LABELS = (
@@ -93,13 +74,10 @@ LABELS = (
 )
 
 #: What calls are made of, and summed up by.
-_AMOUNTS = (
+AMOUNTS = (
     _count("elements", "elements that this rank contributed"),
     _bytes("dense_bytes", "bytes of what this rank contributed, as it is"),
-    _bytes(
-        "dense_sent_bytes",
-        "bytes it would have sent had that travelled as it is, by a schedule that sends least",
-    ),
+    _bytes("dense_sent_bytes", "bytes it would have sent had that travelled as it is, by a schedule that sends least"),
     _bytes("payload_bytes", "bytes of what this rank contributed, as the compressor wrote it down"),
     _bytes("sent_bytes", "bytes sent, -1 where only the library knows"),
     _bytes("received_bytes", "bytes received, -1 where only the library knows"),
@@ -109,7 +87,7 @@ _AMOUNTS = (
     _seconds("compressing_s", "seconds compressing what went out"),
     _seconds("decompressing_s", "seconds decompressing what came in"),
     _seconds("staging_s", "seconds copying between device or strided memory and where messages lie"),
-)
+)  # fmt: skip
 
 CALLS = TableFormat(
     "calls",
@@ -120,7 +98,7 @@ CALLS = TableFormat(
         _seconds("start_s", "when it began, since the recording began, on this rank's clock"),
         _seconds("end_s", "when it was over, since the recording began, on this rank's clock"),
         *LABELS,
-        *_AMOUNTS,
+        *AMOUNTS,
     ),
 )
 
@@ -129,9 +107,7 @@ STEPS = TableFormat(
     "one row for each optimizer step",
     (
         _count("step", "number of the step, from 0; goes on after a restart"),
-        _seconds(
-            "start_s", "when it began, which is when the one before was over, since the recording began"
-        ),
+        _seconds("start_s", "when it began, which is when the one before was over, since the recording began"),
         _seconds("seconds", "its duration, computing and all"),
         _seconds("communication_s", "seconds from beginning to end of its calls, summed"),
         _seconds("exposed_s", "seconds the training thread spent in communication instead of computing"),
@@ -148,7 +124,7 @@ STEPS = TableFormat(
         _count("skipped", "1 where the step was skipped for a bad gradient"),
         _count("fallbacks", "groups whose weights fell back to the plain mean (AdaCons)"),
     ),
-)
+)  # fmt: skip
 
 SUMMARY = TableFormat(
     "summary",
@@ -160,7 +136,7 @@ SUMMARY = TableFormat(
         _count("uncounted_calls", "calls whose bytes only the library knows; not in the sums of bytes"),
         _seconds("seconds", "seconds from beginning to end, summed"),
         _seconds("longest_s", "seconds of the longest"),
-        *_AMOUNTS,
+        *AMOUNTS,
     ),
 )
 
@@ -212,10 +188,7 @@ TABLES = {table.name: table for table in (CALLS, STEPS, SUMMARY, PEERS, SIZES, P
 ATTRIBUTES = (
     _text("schema", f'"{NAME}"'),
     _count("schema_version", "version of the tables; a reader refuses a newer one"),
-    _text(
-        "state",
-        '"running", or "closed" once its process wrote the last of it; one that was killed never does',
-    ),
+    _text("state", '"running", or "closed" once its process wrote the last of it; one that was killed never does'),
     _text("run_id", "the same for all ranks and recordings of a run"),
     _count("recording", "number of the recording in its run, from 0"),
     _count("rank", "rank in the communicator of the recording"),
@@ -249,4 +222,4 @@ ATTRIBUTES = (
     _seconds("began_unix_s", "when the recording began, since 1970 in UTC, by the clock of the machine"),
     _seconds("clock_offset_s", "a time of this rank plus this is a time of rank 0"),
     _seconds("clock_error_s", "that is right up to this much"),
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What surrounds calls and is told in them: which tensors, which compressor, seconds beside the communication.
+"""What surrounds calls and is recorded in them: which tensors, which compressor, seconds beside the communication.
 
     with engine.span(tensor="12 gradients", compressor="TopK", elements=n, dense_bytes=4 * n) as span:
         with span.compressing():
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from hpctk.telemetry.recorder import Call, Recorder
 
@@ -29,28 +29,17 @@ class Span:
     tensor, compressor : str
         Where empty, those of `outer`.
     elements, dense_bytes : int
-        What is carried by all its calls together, as it is: told in the first of them. None: what each call carries.
+        What all its calls together carry, uncompressed: recorded in the first of them. None: what each call carries.
     """
 
     __slots__ = (
-        "_before",
-        "calls",
-        "compressor",
-        "elements",
-        "is_open",
-        "outer",
-        "tensor",
-        "unclaimed_bytes",
-    )
+        "_before", "calls", "compressor", "elements", "is_open", "outer", "tensor", "unclaimed_bytes",
+    )  # fmt: skip
 
     def __init__(
-        self,
-        outer: Span | None,
-        tensor: str = "",
-        compressor: str = "",
-        elements: int = 0,
+        self, outer: Span | None, tensor: str = "", compressor: str = "", elements: int = 0,
         dense_bytes: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.outer = outer
         self.tensor: str = tensor or (outer.tensor if outer else "")
         self.compressor: str = compressor or (outer.compressor if outer else "")
@@ -61,35 +50,27 @@ class Span:
         self._before = {"compressing_s": 0.0, "decompressing_s": 0.0, "staging_s": 0.0}
 
     def open(self, call: Call, size: int, *, overhead: bool) -> None:
-        """Tell a call that begins what surrounds it; `overhead` is what the tensors alone would not need."""
+        """Write into a call that begins what surrounds it; `overhead` is what the tensors alone would not need."""
         call.tensor, call.compressor = call.tensor or self.tensor, self.compressor
-        self._hand_over(call)
-        teller = self._teller()
-        if overhead or teller is None:
-            return
-        assert teller.unclaimed_bytes is not None
-        call.elements, call.dense_bytes = teller.elements, teller.unclaimed_bytes
-        call.dense_sent_bytes = dense_sent("allreduce", teller.unclaimed_bytes, size)
-        teller.elements = teller.unclaimed_bytes = 0
-
-    def _hand_over(self, call: Call) -> None:
-        """Tell a call of the seconds spent for it, here and outside."""
-        for name, seconds in self._before.items():
-            if seconds:
-                setattr(call, name, getattr(call, name) + seconds)
-                self._before[name] = 0.0
-        if self.outer is not None:
-            self.outer._hand_over(call)
-
-    def _teller(self) -> Span | None:
-        """Return the innermost span that says what is carried."""
         span: Span | None = self
+        while span is not None:
+            for name, seconds in span._before.items():
+                if seconds:
+                    setattr(call, name, getattr(call, name) + seconds)
+                    span._before[name] = 0.0
+            span = span.outer
+        # The innermost span that says what is carried.
+        span = self
         while span is not None and span.unclaimed_bytes is None:
             span = span.outer
-        return span
+        if overhead or span is None or span.unclaimed_bytes is None:
+            return
+        call.elements, call.dense_bytes = span.elements, span.unclaimed_bytes
+        call.dense_sent_bytes = dense_sent("allreduce", span.unclaimed_bytes, size)
+        span.elements = span.unclaimed_bytes = 0
 
     def close(self) -> list[tuple[Call, list[Recorder]]]:
-        """Return the calls to report, with who is to hear of them."""
+        """Return the calls to report, each with its recorders."""
         self.is_open = False
         calls, self.calls = self.calls, []
         return calls
@@ -104,27 +85,27 @@ class Span:
 
     @contextmanager
     def compressing(self) -> Iterator[None]:
-        """Let the seconds inside be told as compressing, in the next call."""
+        """Record the seconds inside as compressing, in the next call."""
         began = time.perf_counter()
         yield
         self._before["compressing_s"] += time.perf_counter() - began
 
-    @contextmanager
-    def decompressing(self) -> Iterator[None]:
-        """Let the seconds inside be told as decompressing, in the last call."""
-        began = time.perf_counter()
-        yield
-        self.spent("decompressing_s", time.perf_counter() - began)
+    def decompressing(self) -> AbstractContextManager[None]:
+        """Record the seconds inside as decompressing, in the last call."""
+        return self._spending("decompressing_s")
+
+    def staging(self) -> AbstractContextManager[None]:
+        """Record the seconds inside as staging: in the last call, or in the next where there is none yet."""
+        return self._spending("staging_s")
 
     @contextmanager
-    def staging(self) -> Iterator[None]:
-        """Let the seconds inside be told as staging: in the last call, or in the next where there is none yet."""
+    def _spending(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.spent("staging_s", time.perf_counter() - began)
+        self.spent(name, time.perf_counter() - began)
 
 
 def dense_sent(kind: str, nbytes: int, size: int) -> int:
-    """Return the bytes each rank sends, on average, by a schedule that sends least: `nbytes` are those of the whole."""
+    """Return the bytes each rank sends, on average, by a schedule that sends least; `nbytes` are those of all."""
     rounds = 2 if kind == "allreduce" else 1
     return rounds * (size - 1) * nbytes // size

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctk.telemetry.schema import CALLS, LABELS, SIZE_BINS, SUMMARY
+from hpctk.telemetry.schema import AMOUNTS, LABELS, SIZE_BINS, SUMMARY
 
 #: Kinds of calls that are told apart; the rest are summed up together.
 KINDS = 256
@@ -15,8 +15,6 @@ REST = b"(other)"
 Key = tuple[str, str, str, str]
 
 _WIDTHS = [int(column.kind[1:]) for column in LABELS]
-#: The columns of calls that are summed up.
-AMOUNTS = CALLS.columns[4 + len(LABELS) :]
 
 
 class Summary:
@@ -82,6 +80,5 @@ def cut(text: str, width: int) -> bytes:
     if len(data) <= width:
         return data
     half = (width - 2) // 2
-    whole = data[:half] + b".." + data[len(data) - (width - 2 - half) :]
     # A letter that was cut in two is left out.
-    return whole.decode(errors="ignore").encode()
+    return (data[:half] + b".." + data[len(data) - (width - 2 - half) :]).decode(errors="ignore").encode()

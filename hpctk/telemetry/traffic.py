@@ -8,7 +8,7 @@ from hpctk.telemetry.schema import SIZE_BINS
 
 
 class Traffic:
-    """Counts every message of a recording, among `size` ranks.
+    """Counters of every message of a recording, among `size` ranks.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class Traffic:
         for (peer, nbytes), messages in list(outgoing.items()):
             self.sent_bytes[peer] += nbytes * messages
             self.sent_messages[peer] += messages
-            place = max(0, nbytes.bit_length() - 1)
-            self.sizes[place] += messages
-            self.size_bytes[place] += nbytes * messages
+            size_bin = max(0, nbytes.bit_length() - 1)
+            self.sizes[size_bin] += messages
+            self.size_bytes[size_bin] += nbytes * messages
         for (peer, nbytes), messages in list(incoming.items()):
             self.received_bytes[peer] += nbytes * messages
             self.received_messages[peer] += messages

@@ -5,7 +5,8 @@ Calls are not read, only their sums: it works where they were not kept, and at a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import datetime
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from hpctk.errors import HpctkError
 from hpctk.stats import metrics
 from hpctk.stats.read import RankStats, RecordingStats, RunStats
 from hpctk.stats.report import curve
-from hpctk.stats.report.numbers import printable
+from hpctk.stats.report.numbers import printable, rank_list
 from hpctk.telemetry import schema
 from hpctk.telemetry.names import file_name
+from hpctk.telemetry.schema import Table
 
 LABELS = tuple(column.name for column in schema.LABELS)
 #: Sums that are kept of each kind of call.
@@ -27,12 +29,11 @@ SUMS = (
 #: Amounts of each rank: of its steps, then of its calls.
 _STEPS = ("steps", "steps_s", "exposed_s", "flushed_s", "events_dropped", "steps_dropped")
 _TENSORS = (
-    "tensor_dense_bytes",
-    "tensor_payload_bytes",
-    "counted_dense_sent_bytes",
-    "uncounted_tensor_calls",
-)
+    "tensor_dense_bytes", "tensor_payload_bytes", "counted_dense_sent_bytes", "uncounted_tensor_calls",
+)  # fmt: skip
 AMOUNTS = (*_STEPS, *(name if name != "seconds" else "communication_s" for name in SUMS), *_TENSORS)
+#: Attributes that a report shows of a recording.
+_ABOUT = ("method", "settings", "library", "communicator", "command", "hpctk", "run_id")
 #: The tables that are read, the last of some ranks only.
 TABLES = ("summary", "sizes", "peers", "steps")
 #: Kinds of calls that are told apart. A file with more was not written by a training job.
@@ -45,15 +46,9 @@ MOST_RANKS = 1_000_000
 
 
 class Calls:
-    """The kinds of calls of a run, and what they add up to.
+    """The kinds of calls of a run: their labels, and what they add up to, in arrays of kinds.
 
-    Attributes
-    ----------
-    labels : list of tuple of bytes
-        Operation, schedule, compressor, communicator, tensor.
-    sums : array of kinds by SUMS
-    longest_s, bus_bytes : array
-        Of each kind; bus_bytes is 0 where nccl-tests have no such operation.
+    `bus_bytes` is 0 where nccl-tests have no such operation.
     """
 
     def __init__(self) -> None:
@@ -62,7 +57,7 @@ class Calls:
         self.sums = np.zeros((0, len(SUMS)))
         self.longest_s, self.bus_bytes = np.zeros(0), np.zeros(0)
 
-    def add(self, summary: dict[str, Any], communicator: bytes, size: int) -> tuple[Any, int]:
+    def add(self, summary: Table, communicator: bytes, size: int) -> tuple[Any, int]:
         """Add one rank's summary; return it cleaned, rows by SUMS, and how many of its numbers made no sense."""
         columns, bad = zip(*(metrics.clean(summary[name]) for name in SUMS), strict=True)
         rows = np.stack(columns, axis=1)
@@ -93,12 +88,8 @@ class Calls:
 class Matrix:
     """Bytes from every rank to every other, of all recordings; `size` is the number of ranks of the largest.
 
-    Attributes
-    ----------
-    fields : array
-        The field that each rank belongs to.
-    sent : array
-        Bytes from field to field. A rank whose file is missing is there by what others received from it.
+    `fields` has the field that each rank belongs to, `sent` the bytes from field to field. A rank whose file is
+    missing is there by what others received from it.
     """
 
     def __init__(self, size: int) -> None:
@@ -107,7 +98,7 @@ class Matrix:
         n = int(self.fields[-1]) + 1 if size else 0
         self.sent = np.zeros((n, n))
 
-    def add(self, rank: int, peers: dict[str, Any], missing: Any) -> int:
+    def add(self, rank: int, peers: Table, missing: Any) -> int:
         """Add one rank's peers; `missing` ranks wrote nothing themselves. Return how many numbers made no sense."""
         ids = peers["peer"]
         sent, bad_sent = metrics.clean(peers["sent_bytes"])
@@ -120,49 +111,12 @@ class Matrix:
         return bad_sent + bad_received + int(len(ids) - np.count_nonzero(known))
 
 
-@dataclass
-class RecordingAccount:
-    """One start of training.
-
-    Attributes
-    ----------
-    files : int
-    not_closed : list of int
-        Ranks whose file is not closed.
-    missing : dict of int to str
-        Why ranks are missing.
-    attributes : dict of str to str
-        What the first file says of all.
-    steps, steps_s, wall_s : float
-        Those of the rank with most.
-    """
-
-    number: int
-    size: int
-    files: int
-    not_closed: list[int]
-    missing: dict[int, str]
-    nodes: int
-    attributes: dict[str, str]
-    began_unix_s: float | None
-    steps: float
-    steps_s: float
-    wall_s: float
-
-
 class Account:
     """A run, added up.
 
-    Attributes
-    ----------
-    ranks : list of int
-        Those with a file in any recording; `hosts`, `nodes` and `closed` (in the last) belong to them.
-    amounts : dict of str to array
-        AMOUNTS of those ranks, summed over recordings.
-    curve_ranks : set of int
-        Those whose steps were read.
-    problems : list of str
-        What could not be read, and numbers that made no sense.
+    `recordings` are described as in the document, `spans` when they began and how long they took, where that is known.
+    `hosts`, `nodes` and `closed` belong to `ranks`, those with a file in any recording, as do `amounts` (AMOUNTS).
+    `curve_ranks` are those whose steps were read. `problems` is what could not be read, and numbers without sense.
     """
 
     def __init__(self, run: RunStats) -> None:
@@ -174,7 +128,8 @@ class Account:
         self.calls = Calls()
         self.sizes = {name: np.zeros(schema.SIZE_BINS) for name in ("messages", "sent_bytes", "calls")}
         self.matrix = Matrix(min(max((one.size for one in run.recordings), default=0), MOST_RANKS))
-        self.recordings: list[RecordingAccount] = []
+        self.recordings: list[dict[str, Any]] = []
+        self.spans: list[tuple[float, float]] = []
         self.courses: list[curve.Course] = []
         self.counts = dict.fromkeys(curve.COUNTS, 0.0)
         self.curve_ranks: set[int] = set()
@@ -212,13 +167,11 @@ def _add_recording(total: Account, recording: RecordingStats) -> int:
     total.problems += [f"start {recording.number}: {printable(why)}" for why in recording.foreign.values()]
     total.courses.append(course)
     total.curve_ranks |= stepping
-    total.recordings.append(_recording(recording))
+    _describe_recording(total, recording)
     return bad
 
 
-def _add_rank(
-    total: Account, index: int, stats: RankStats, tables: dict[str, dict[str, Any]], missing: Any
-) -> int:
+def _add_rank(total: Account, index: int, stats: RankStats, tables: dict[str, Table], missing: Any) -> int:
     """Add one rank's file, all but its steps; return how many numbers in it made no sense."""
     attributes, amounts = stats.attributes, total.amounts
     total.hosts[index] = printable(attributes.get("host", ""), 64)
@@ -247,27 +200,31 @@ def _add_rank(
     return bad + total.matrix.add(stats.rank, tables["peers"], missing)
 
 
-def _recording(recording: RecordingStats) -> RecordingAccount:
+def _describe_recording(total: Account, recording: RecordingStats) -> None:
     files = recording.ranks
     first = files[min(files)].attributes if files else {}
-    began = first.get("began_unix_s")
-
-    def largest(name: str) -> float:
-        return max((_number(stats.progress.get(name)) for stats in files.values()), default=0.0)
-
-    return RecordingAccount(
-        recording.number, recording.size, len(files),
-        [rank for rank, stats in sorted(files.items()) if stats.attributes.get("state") != "closed"],
-        # Without the file's name, so that ranks with the same trouble stand together.
-        {rank: printable(why.split(f"{file_name(rank)}: ", 1)[-1]) for rank, why in recording.missing.items()},
-        int(_number(first.get("nodes"))),
-        {
-            name: printable(first.get(name, ""), 500)
-            for name in ("method", "settings", "library", "communicator", "command", "hpctk", "run_id")
-        },
-        float(began) if isinstance(began, int | float) and 0 <= began < 1e11 else None,
-        largest("steps"), largest("steps_s"), largest("flushed_s"),
-    )  # fmt: skip
+    not_closed = [rank for rank, stats in files.items() if stats.attributes.get("state") != "closed"]
+    # Without the file's name, so that ranks with the same trouble stand together.
+    why = {r: printable(text.split(f"{file_name(r)}: ", 1)[-1]) for r, text in recording.missing.items()}
+    reasons = [
+        {"why": text, "ranks": rank_list((rank for rank in why if why[rank] == text), 100), "count": n}
+        for text, n in Counter(why.values()).most_common(20)
+    ]
+    # Steps and seconds are those of the rank with most.
+    steps, steps_s, wall_s = (
+        max((_number(stats.progress.get(name)) for stats in files.values()), default=0.0)
+        for name in ("steps", "steps_s", "flushed_s")
+    )
+    began, began_text = first.get("began_unix_s"), None
+    if isinstance(began, int | float) and 0 <= began < 1e11:
+        total.spans.append((float(began), wall_s))
+        began_text = datetime.datetime.fromtimestamp(began, datetime.UTC).isoformat(timespec="seconds")
+    total.recordings.append({
+        "number": recording.number, "size": recording.size, "files": len(files),
+        "not_closed": rank_list(not_closed, 100), "not_closed_files": len(not_closed), "missing": reasons,
+        "nodes": int(_number(first.get("nodes"))), **{name: printable(first.get(name, ""), 500) for name in _ABOUT},
+        "began": began_text, "steps": steps, "steps_s": steps_s, "wall_s": wall_s,
+    })  # fmt: skip
 
 
 def _number(value: Any) -> float:

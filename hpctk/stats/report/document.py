@@ -5,20 +5,17 @@ Bytes, seconds and counts; shares between 0 and 1. What cannot be known is None.
 
 from __future__ import annotations
 
-import datetime
-import itertools
 import math
-from collections import Counter
-from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from hpctk.stats import metrics
 from hpctk.stats.report import curve
-from hpctk.stats.report.account import LABELS, SUMS, Account, RecordingAccount
+from hpctk.stats.report.account import LABELS, SUMS, Account
 from hpctk.stats.report.findings import findings, missing
-from hpctk.stats.report.numbers import printable, rank_list
+from hpctk.stats.report.numbers import printable
 
 #: Raised when the meaning of a key changes.
 VERSION = 1
@@ -33,14 +30,15 @@ BESIDE = ("compressing_s", "decompressing_s", "staging_s")
 def document(account: Account) -> dict[str, Any]:
     """Return what the report shows of a run."""
     useful = metrics.useful(account.amounts["steps_s"], account.amounts["exposed_s"])
-    together = at_once(account.recordings)
-    runtime_s = math.nan if together else sum(one.steps_s for one in account.recordings)
+    # A recording that began before the one before it was over: those are not restarts of one training.
+    together = any(began < start + wall_s for (start, wall_s), (began, _) in pairwise(account.spans))
+    runtime_s = math.nan if together else sum(one["steps_s"] for one in account.recordings)
     sums = {name: float(values.sum()) for name, values in account.amounts.items()}
     shown: dict[str, Any] = {
         "report": "hpctk-report",
         "version": VERSION,
         "run": printable(account.path, 1000),
-        "recordings": [_recording(one) for one in account.recordings],
+        "recordings": account.recordings,
         "together": together,
         "totals": _totals(account, sums),
         "ranks": _ranks(account, useful),
@@ -49,7 +47,7 @@ def document(account: Account) -> dict[str, Any]:
             {"lower_bytes": 2**i, **{name: float(values[i]) for name, values in account.sizes.items()}}
             for i in range(len(account.sizes["messages"]))
         ],
-        "efficiency": {"runtime_s": runtime_s, **asdict(metrics.efficiency(useful, runtime_s))},
+        "efficiency": {"runtime_s": runtime_s, **metrics.efficiency(useful, runtime_s)._asdict()},
         "imbalance": _imbalances(account, useful),
         "compression": {
             "dense_payload": metrics.ratio(sums["tensor_dense_bytes"], sums["tensor_payload_bytes"]),
@@ -77,25 +75,6 @@ def _finite(value: Any, key: str = "") -> Any:
     return [_finite(one, key) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _recording(one: RecordingAccount) -> dict[str, Any]:
-    began = None
-    if one.began_unix_s is not None:
-        began = datetime.datetime.fromtimestamp(one.began_unix_s, datetime.UTC).isoformat(timespec="seconds")
-    reasons = [
-        {
-            "why": why,
-            "ranks": rank_list((rank for rank, text in one.missing.items() if text == why), 100),
-            "count": n,
-        }
-        for why, n in Counter(one.missing.values()).most_common(20)
-    ]
-    return {
-        "number": one.number, "size": one.size, "files": one.files, "not_closed": rank_list(one.not_closed, 100),
-        "not_closed_files": len(one.not_closed), "missing": reasons, "nodes": one.nodes, **one.attributes,
-        "began": began, "steps": one.steps, "steps_s": one.steps_s, "wall_s": one.wall_s,
-    }  # fmt: skip
-
-
 def _totals(account: Account, sums: dict[str, float]) -> dict[str, Any]:
     """Return sums over ranks; steps and seconds are those of the rank that had most in each recording."""
     names = (
@@ -103,10 +82,10 @@ def _totals(account: Account, sums: dict[str, float]) -> dict[str, Any]:
         "messages", "sent_bytes", "received_bytes", "events_dropped", "steps_dropped",
     )  # fmt: skip
     return {
-        "ranks": max((one.size for one in account.recordings), default=0), "files": len(account.ranks),
-        "nodes": max((one.nodes for one in account.recordings), default=0), "hosts": len(set(account.hosts)),
-        "steps": sum(one.steps for one in account.recordings),
-        "wall_s": sum(one.wall_s for one in account.recordings),
+        "ranks": max((one["size"] for one in account.recordings), default=0), "files": len(account.ranks),
+        "nodes": max((one["nodes"] for one in account.recordings), default=0), "hosts": len(set(account.hosts)),
+        "steps": sum(one["steps"] for one in account.recordings),
+        "wall_s": sum(one["wall_s"] for one in account.recordings),
         **{name: sums[name] for name in names},
     }  # fmt: skip
 
@@ -163,12 +142,6 @@ def _imbalances(account: Account, useful: Any) -> list[dict[str, Any]]:
                 "rank": account.ranks[most], "host": account.hosts[most],
             })  # fmt: skip
     return rows
-
-
-def at_once(recordings: list[RecordingAccount]) -> bool:
-    """Return whether a recording began before the one before it was over: those are not restarts of one training."""
-    spans = [(one.began_unix_s, one.wall_s) for one in recordings if one.began_unix_s is not None]
-    return any(began < before + wall_s for (before, wall_s), (began, _) in itertools.pairwise(spans))
 
 
 def _per_step(account: Account, *, together: bool) -> dict[str, Any]:

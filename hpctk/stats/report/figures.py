@@ -51,18 +51,9 @@ class Material:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure in the page.
+    """A figure in the page; `empty` stands there where there is nothing to draw.
 
-    Attributes
-    ----------
-    title, caption, empty : str
-        `empty` stands where there is nothing to draw.
-    draw
-        From the material to SVG.
-    shape : str
-        "wide" for the full width of the page, "tall" for two rows of it.
-    legend : tuple of (str, str)
-        Kinds of marks and their names.
+    `shape` is "wide" for the full width of the page, "tall" for two rows of it; `legend` has kinds of marks and names.
     """
 
     title: str
@@ -147,13 +138,9 @@ def matrix(account: Account) -> str:
         amount = float(sent[i, j])
         if amount > 0:
             share = (math.log(max(1.0, amount)) - least) / span if span > 0 else 1.0
-            tip = (
-                f"{_ranks(edges, i)} to {_ranks(edges, j)}: {bytes_text(amount)}"
-                if len(sent) <= _TIPS
-                else ""
-            )
+            tip = f"{_ranks(edges, i)} to {_ranks(edges, j)}: {bytes_text(amount)}"
             x, y, width, height = _LEFT + at[j], _TOP + at[i], at[j + 1] - at[j], at[i + 1] - at[i]
-            svg.rect(x, y, width, height, "field", tip, 0.15 + 0.85 * share)
+            svg.rect(x, y, width, height, "field", tip if len(sent) <= _TIPS else "", 0.15 + 0.85 * share)
     nodes = _node_boundaries(account)
     for rank in nodes:
         offset, kind = _SIDE * rank / size, "node" if len(nodes) <= 8 else "node many"
@@ -278,9 +265,8 @@ def _call(svg: Svg, axis: Axis, y: float, call: dict[str, Any], origin: float) -
     """Draw a call: what it waited is its first part in the colour of waiting, whenever it was."""
     start, end = call["start_s"] - origin, call["end_s"] - origin
     x, width = axis.at(start), max(_THINNEST, axis.at(end) - axis.at(start))
-    words = " ".join(
-        filter(None, (printable(call[name], 40) for name in ("operation", "schedule", "tensor")))
-    )
+    labels = (printable(call[name], 40) for name in ("operation", "schedule", "tensor"))
+    words = " ".join(label for label in labels if label)
     waited = call["waiting_s"] if 0 <= call["waiting_s"] <= end - start else 0.0
     sent = bytes_text(call["sent_bytes"]) if call["sent_bytes"] >= 0 else "bytes unknown"
     tip = f"{words}: {seconds_text(end - start)}, waiting {seconds_text(waited)}, sent {sent}"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
-
-import numpy as np
 
 from hpctk.stats import metrics
 from hpctk.stats.report.numbers import bytes_text, count, percent, plural, rank_list, seconds_text, times
@@ -21,11 +18,6 @@ LAG_S = 1.0
 EXTREME_IN = ("waiting_share", "computing_s", "communication_s", "sent_bytes", "exposed_s", "received_bytes")
 
 
-def findings(document: Document) -> list[str]:
-    """Return the sentences that there is something to say for."""
-    return [text for text in (finding(document) for finding in FINDINGS) if text]
-
-
 def missing(document: Document) -> list[str]:
     """Return what is not there, and why."""
     # What is the same after every start is said once.
@@ -33,22 +25,23 @@ def missing(document: Document) -> list[str]:
     for recording in document["recordings"]:
         for text in _missing_files(recording):
             starts.setdefault(text, []).append(recording["number"])
-    texts = list(starts)
-    if len(document["recordings"]) > 1:
-        texts = [
-            f"start{'s' if len(numbers) > 1 else ''} {rank_list(numbers)}: {text}"
-            for text, numbers in starts.items()
-        ]
-    texts += _lagging(document)
+    texts = []
+    for text, numbers in starts.items():
+        prefix = f"start{'s' if len(numbers) > 1 else ''} {rank_list(numbers)}: "
+        texts.append(prefix + text if len(document["recordings"]) > 1 else text)
     totals, counted = document["totals"], document["counts"]["ranks"]
+    ranks, not_closed = document["ranks"], [rank for rank in document["ranks"] if not rank["closed"]]
+    if not_closed and len(ranks) > 1:
+        first = min(not_closed, key=lambda rank: rank["flushed_s"])
+        lag_s = max(rank["flushed_s"] for rank in ranks) - first["flushed_s"]
+        if lag_s >= LAG_S:
+            texts.append(f"rank {first['rank']}'s file ends {seconds_text(lag_s)} before the last one does")
     if totals["events_dropped"]:
-        texts.append(
-            f"{count(totals['events_dropped'])} calls have no row of their own; their sums are complete"
-        )
+        calls = f"{count(totals['events_dropped'])} calls"
+        texts.append(f"{calls} have no row of their own; their sums are complete")
     if totals["steps_dropped"]:
-        texts.append(
-            f"{count(totals['steps_dropped'])} steps have no row of their own: counts and curves lack them"
-        )
+        steps = f"{count(totals['steps_dropped'])} steps"
+        texts.append(f"{steps} have no row of their own: counts and curves lack them")
     if counted < totals["files"]:
         texts.append(f"curves and counts are those of {counted} of {totals['files']} ranks")
     return [*texts, *document["problems"]]
@@ -59,109 +52,71 @@ def _missing_files(recording: Document) -> list[str]:
     for reason in recording["missing"]:
         are = "rank {} is" if reason["count"] == 1 else "ranks {} are"
         texts.append(f"{are.format(reason['ranks'])} missing: {reason['why']}")
-    if recording["not_closed_files"]:
-        ranks, files = (
-            ("rank", "its file") if recording["not_closed_files"] == 1 else ("ranks", "their files")
+    n, ranks = recording["not_closed_files"], recording["not_closed"]
+    if n:
+        files = (
+            f"rank {ranks} did not close its file" if n == 1 else f"ranks {ranks} did not close their files"
         )
-        texts.append(
-            f"{ranks} {recording['not_closed']} did not close {files}: still running, or killed; what was written "
-            "until then is counted"
-        )
+        texts.append(f"{files}: still running, or killed; what was written until then is counted")
     return texts
 
 
-def _lagging(document: Document) -> list[str]:
-    """Return which rank's file ends first, among several that were not closed."""
-    not_closed = [rank for rank in document["ranks"] if not rank["closed"]]
-    if not not_closed or len(document["ranks"]) < 2:
-        return []
-    first = min(not_closed, key=lambda rank: rank["flushed_s"])
-    lag_s = max(rank["flushed_s"] for rank in document["ranks"]) - first["flushed_s"]
-    if lag_s < LAG_S:
-        return []
-    return [f"rank {first['rank']}'s file ends {seconds_text(lag_s)} before the last one does"]
+def findings(document: Document) -> list[str]:
+    """Return the sentences that there is something to say for."""
+    totals, share, texts = document["totals"], document["per_step"]["exposed_share"], []
+    if totals["ranks"] == 1:
+        texts.append("One rank alone: there is nobody to wait for.")
+    if document["together"]:
+        texts.append(
+            "Some of these recordings were made at the same time, by several optimizers: bytes and calls are sums "
+            "over all, and nothing is said of efficiency. The folder of a recording shows it alone."
+        )
+    texts += [_waiting(document["ranks"]), _straggler(document["ranks"])]
+    if share is not None:
+        texts.append(f"Training stood still for communication for {percent(share)} of its time.")
+    texts.append(_volume(document["per_step"], totals["uncounted_tensor_calls"]))
+    if totals["uncounted_calls"]:
+        calls, unknown = plural(int(totals["calls"]), "call"), count(totals["uncounted_calls"])
+        texts.append(
+            f"Of {calls}, {unknown} have bytes that only the library knows: they are in no sum of bytes."
+        )
+    return [text for text in texts if text]
 
 
-def _alone(document: Document) -> str:
-    return "One rank alone: there is nobody to wait for." if document["totals"]["ranks"] == 1 else ""
-
-
-def _together(document: Document) -> str:
-    if not document["together"]:
-        return ""
-    return (
-        "Some of these recordings were made at the same time, by several optimizers: bytes and calls are sums over "
-        "all, and nothing is said of efficiency. The folder of a recording shows it alone."
-    )
-
-
-def _waiting(document: Document) -> str:
-    ranks = document["ranks"]
-    waiting = metrics.waiting(
-        [rank["waiting_s"] for rank in ranks], [rank["communication_s"] for rank in ranks]
-    )
+def _waiting(ranks: list[Document]) -> str:
+    waiting_s, communication_s = ([rank[key] for rank in ranks] for key in ("waiting_s", "communication_s"))
+    waiting = metrics.waiting(waiting_s, communication_s)
     if waiting is None:
         return ""
     most, slowest = ranks[waiting.most], ranks[waiting.slowest]
-    least, host = slowest["waiting_share"] or 0.0, slowest["host"] or "?"
+    least, who = slowest["waiting_share"] or 0.0, f"rank {slowest['rank']} on host {slowest['host'] or '?'}"
     start = f"rank {most['rank']} waits {percent(waiting.share)} of its communication time"
     if least > EVEN * waiting.share:
-        return (
-            f"{start}, and all others almost as much (least: rank {slowest['rank']} on host {host}, "
-            f"{percent(least)}): nobody is slow."
-        )
-    return f"{start}; slowest is rank {slowest['rank']} on host {host}, which waits {percent(least)}."
+        return f"{start}, and all others almost as much (least: {who}, {percent(least)}): nobody is slow."
+    return f"{start}; slowest is {who}, which waits {percent(least)}."
 
 
-def _straggler(document: Document) -> str:
-    ranks = document["ranks"]
-    computing = np.array([rank["useful_s"] for rank in ranks])
-    excess = metrics.imbalance(computing)
+def _straggler(ranks: list[Document]) -> str:
+    excess = metrics.imbalance([rank["useful_s"] for rank in ranks])
     if excess is None or excess < 0.1 or len(ranks) < 2:
         return ""
-    most = ranks[int(np.argmax(computing))]
-    return (
-        f"rank {most['rank']} on host {most['host'] or '?'} computes {percent(excess)} longer than the mean."
-    )
+    most = max(ranks, key=lambda rank: rank["useful_s"])
+    who = f"rank {most['rank']} on host {most['host'] or '?'}"
+    return f"{who} computes {percent(excess)} longer than the mean."
 
 
-def _exposed(document: Document) -> str:
-    share = document["per_step"]["exposed_share"]
-    return (
-        "" if share is None else f"Training stood still for communication for {percent(share)} of its time."
-    )
-
-
-def _volume(document: Document) -> str:
-    step, unknown = document["per_step"], document["totals"]["uncounted_tensor_calls"]
-    sent, dense = step["sent_bytes"], step["dense_bytes"]
+def _volume(step: Document, unknown_calls: float) -> str:
+    sent, dense, factor = step["sent_bytes"], step["dense_bytes"], step["dense_sent"]
     if sent is None or not dense:
         return ""
-    if unknown and not sent:
+    if unknown_calls and not sent:
         return f"Plain averaging would send {bytes_text(dense)} a step; what was sent only the library knows."
-    text = f"A rank sends {bytes_text(sent)} a step{' that are counted' if unknown else ''}; "
+    text = f"A rank sends {bytes_text(sent)} a step{' that are counted' if unknown_calls else ''}; "
     text += f"plain averaging would send {bytes_text(dense)}"
     if not sent:
         return f"{text}."
-    factor = step["dense_sent"]
     same = factor is not None and 0.95 <= factor <= 1.05
     return f"{text} ({'the same' if same else times(factor).removesuffix('x') + ' times as much'})."
-
-
-def _unknown(document: Document) -> str:
-    totals = document["totals"]
-    if not totals["uncounted_calls"]:
-        return ""
-    return (
-        f"Of {plural(int(totals['calls']), 'call')}, {count(totals['uncounted_calls'])} have bytes that only the "
-        "library knows: they are in no sum of bytes."
-    )
-
-
-#: In the order they stand in the report.
-FINDINGS: tuple[Callable[[Document], str], ...] = (
-    _alone, _together, _waiting, _straggler, _exposed, _volume, _unknown,
-)  # fmt: skip
 
 
 def method_text(recording: Document) -> str:

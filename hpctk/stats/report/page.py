@@ -37,9 +37,8 @@ class Column:
 
 def framed(title: str, body: str) -> str:
     """Return a complete page."""
-    style, script = (
-        "\n" + resources.files(__package__).joinpath(f"page.{kind}").read_text() for kind in ("css", "js")
-    )
+    files = resources.files(__package__)
+    style, script = ("\n" + files.joinpath(name).read_text() for name in ("page.css", "page.js"))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -181,14 +180,12 @@ CALL_COLUMNS = (
     Column("seconds", "seconds", seconds_text),
     Column("longest", "longest_s", seconds_text),
     Column("waiting", "waiting_s", seconds_text),
-    Column(
-        "sent", lambda row: row["sent_bytes"] if row["uncounted_calls"] < row["calls"] else None, bytes_text
-    ),
+    Column("sent", lambda row: row["sent_bytes"] if row["uncounted_calls"] < row["calls"] else None, bytes_text),
     Column("messages", "messages", count),
     Column("dense/payload", "dense_payload", times),
     Column("bus bandwidth", "bus_bytes_per_s", rate_text),
     Column("bytes unknown", "uncounted_calls", count),
-)
+)  # fmt: skip
 START_COLUMNS = (
     Column("start", "number", count),
     Column("began", words.began_text),
@@ -203,19 +200,19 @@ START_COLUMNS = (
 
 def _ranks(document: Document) -> str:
     shown, left = words.extremes(document["ranks"], RANKS)
-    note = (
-        f'<p class="soft">{plural(left, "rank")} between these left out; --json has all.</p>' if left else ""
-    )
+    note = _left_out(f"{plural(left, 'rank')} between these", left)
     return f"<section><h2>Ranks</h2>{table('ranks', RANK_COLUMNS, shown)}{note}</section>"
 
 
 def _calls(document: Document) -> str:
     left = max(0, len(document["calls"]) - CALLS)
-    note = (
-        f'<p class="soft">{plural(left, "other kind")} of calls left out; --json has all.</p>' if left else ""
-    )
+    note = _left_out(f"{plural(left, 'other kind')} of calls", left)
     body = table("calls", CALL_COLUMNS, document["calls"][:CALLS])
     return f"<section><h2>Calls, added up over all ranks</h2>{body}{note}</section>"
+
+
+def _left_out(what: str, left: int) -> str:
+    return f'<p class="soft">{what} left out; --json has all.</p>' if left else ""
 
 
 def _starts(document: Document) -> str:

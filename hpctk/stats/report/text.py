@@ -31,16 +31,9 @@ def text(document: Document) -> str:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, shrink: Sequence[int] = ()
 ) -> str:
-    """Return rows under a head, at most WIDTH wide.
+    """Return rows under a head, at most WIDTH wide; `left` columns are flush left, the others flush right.
 
-    Parameters
-    ----------
-    head, rows
-        Cells.
-    left : int
-        So many columns are flush left, the others flush right.
-    shrink : sequence of int
-        The columns whose texts are shortened where all is too wide, the first one first.
+    `shrink` are the columns whose texts are shortened where all is too wide, the first one first.
     """
     cells = [head, *rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
@@ -189,9 +182,8 @@ def _sizes(document: Document) -> str:
         for i in members:
             lower, messages = bins[i]["lower_bytes"], bins[i]["messages"]
             range_text = f"{bytes_text(lower if i else 0)} to {bytes_text(2 * lower)}"
-            rows.append(
-                [range_text, count(messages), bytes_text(bins[i]["sent_bytes"]), bar(messages / most, 34)]
-            )
+            cells = [range_text, count(messages), bytes_text(bins[i]["sent_bytes"])]
+            rows.append([*cells, bar(messages / most, 34)])
     return "\n".join(f"{a:>20} {b:>11} {c:>9} {d}".rstrip() for a, b, c, d in rows)
 
 

@@ -29,15 +29,9 @@ class Lane:
 def lanes(
     run: RunStats, first: int | None = None, last: int | None = None, slowest: int | None = None
 ) -> list[Lane]:
-    """Return the lanes of the newest recording with steps; by default a few steps in its middle.
+    """Return the lanes of the newest recording with steps, from `first` to before `last` or a few in its middle.
 
-    Parameters
-    ----------
-    run : RunStats
-    first, last : int, optional
-        Steps from `first` to before `last`.
-    slowest : int, optional
-        A rank that is shown in any case.
+    The rank `slowest` is shown in any case.
     """
     for recording in reversed(run.recordings):
         chosen = _ranks(recording, slowest)
@@ -62,10 +56,9 @@ def _window(
 ) -> tuple[int, int] | None:
     """Return the first step and the one after the last; None where nothing is there."""
     for rank in ranks:
-        try:
+        steps = np.zeros(0)
+        with suppress(HpctkError, OSError):
             steps = recording.ranks[rank].part("steps", ("step",))["step"]
-        except (HpctkError, OSError):
-            continue
         inside = steps[(steps >= (first or 0)) & (steps < (last if last is not None else 2**62))]
         if len(inside):
             if first is not None:

@@ -61,17 +61,12 @@ def test_imbalance_is_the_excess_of_the_largest_over_the_mean():
 
 @pytest.mark.parametrize(
     ("operation", "size", "expected"),
-    # 24 MB in 0.5 s: nccl-tests' factors are 2(N-1)/N, (N-1)/N, and for an all-gather of N times 24 MB (N-1)/N of it.
-    [("allreduce", 4, 72e6), ("reduce_scatter", 4, 36e6), ("allgather", 4, 144e6), ("broadcast", 4, 48e6),
+    # nccl-tests' factors are 2(N-1)/N, (N-1)/N, and for an all-gather of N times as many bytes (N-1)/N of them.
+    [("allreduce", 4, 1.5), ("reduce_scatter", 4, 0.75), ("allgather", 4, 3.0), ("broadcast", 4, 1.0),
      ("allreduce", 1, 0.0), ("flags", 4, None), ("allreduce", 0, None)],
 )  # fmt: skip
-def test_bus_bandwidth(operation, size, expected):
-    found = metrics.bus_bandwidth(operation, size, 24e6, 0.5)
-    assert found == (None if expected is None else pytest.approx(expected))
-
-
-def test_bus_bandwidth_of_no_time_is_nothing():
-    assert metrics.bus_bandwidth("allreduce", 4, 24e6, 0.0) is None
+def test_bus_factors(operation, size, expected):
+    assert metrics.bus_factor(operation, size) == expected
 
 
 def test_who_waits_most_and_for_whom():
