@@ -56,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
 
 def keep(target: Path, text: str) -> None:
     """Write a file, whole or not at all, and the folders it is in."""
-    from hpctk.stats.place import whole
+    from hpctk.stats.paths import atomic_write
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    with whole(target) as file:
+    with atomic_write(target) as file:
         file.write(text)
