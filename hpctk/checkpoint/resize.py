@@ -18,7 +18,7 @@ import torch
 
 from hpctk.checkpoint import training, tree
 from hpctk.checkpoint.training import Trainer
-from hpctk.methods.core import random_state
+from hpctk.methods.core import replay
 from hpctk.methods.core.resharding import reshard
 from hpctk.ways_in.tally import Stats
 
@@ -59,7 +59,7 @@ def put_back(opt: Trainer, model: torch.nn.Module, size: int, opener: Opener) ->
         stats = Stats(stats.steps, 0, 0, 0, 0.0, 0, stats.counts)
     opt.load_stats(stats)
     if rank < size:
-        random_state.put_back(whole.of(rank, "random"))
+        replay.restore_random_state(whole.of(rank, "random"))
     extra: dict[str, Any] = whole.first("extra")
     return extra
 

@@ -21,7 +21,7 @@ import torch
 from hpctk.collectives.tuning import auto
 from hpctk.comm.world import World
 from hpctk.errors import SettingError
-from hpctk.methods.core import random_state
+from hpctk.methods.core import replay
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.ways_in.tally import Stats
@@ -72,7 +72,7 @@ def capture(opt: Trainer, model: torch.nn.Module, extra: Mapping[str, Any]) -> T
         "settings": settings(opt),
         "stats": {**vars(opt.stats), "counts": dict(opt.stats.counts)},
         "schedule": auto.resolved(opt.world),
-        "random": random_state.current(),
+        "random": replay.random_state(),
         "extra": {key: _plain(value) for key, value in extra.items()},
     }
 
@@ -109,7 +109,7 @@ def put_back(opt: Trainer, model: torch.nn.Module, tree: Tree) -> None:
     opt.load_state_dict(tree["optimizer"])
     opt.load_stats(Stats(**tree["stats"]))
     auto.resolve(opt.world, tree["schedule"])
-    random_state.put_back(tree["random"])
+    replay.restore_random_state(tree["random"])
 
 
 def load_model(model: torch.nn.Module, state: Tree) -> None:

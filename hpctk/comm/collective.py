@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from hpctk.comm import environment
@@ -23,15 +23,21 @@ SENTENCE = "Collective over the communicator: every rank calls it, in the same o
 
 def collective(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function whose ranks are those of an argument: a World, something with a `world`, or `comm=`."""
+    # Decided once: a call that is not compared must not cost anything.
+    marked = compared(function) if environment.read("HPCTK_STRICT") == "1" else function
+    marked.__doc__ = with_sentence(function.__doc__ or "")
+    return marked
+
+
+def compared(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that compares its name on all ranks before it does what `function` does."""
     name = function.__qualname__
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if is_strict():
-            ranks_of(args, kwargs).minimum([], f"a call of {name}")
+        ranks_of(args, kwargs).minimum([], f"a call of {name}")
         return function(*args, **kwargs)
 
-    checked.__doc__ = with_sentence(function.__doc__ or "")
     return checked
 
 
@@ -48,9 +54,3 @@ def ranks_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> World:
         if isinstance(found, World):
             return found
     return world(kwargs.get("comm"))
-
-
-@cache
-def is_strict() -> bool:
-    """Return whether HPCTK_STRICT asks for comparisons."""
-    return bool(environment.read("HPCTK_STRICT") == "1")

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from hpctk.comm.agreement import Agreement
+from hpctk.comm.agreement import Agreement, OneThread
 from hpctk.comm.buffers import Stager
 from hpctk.comm.gpu import GpuAware
-from hpctk.comm.one_thread import OneThread
 from hpctk.comm.transport import NativeAllreduce, Transport
 from hpctk.errors import SettingError
 
@@ -68,21 +66,6 @@ class World(Agreement):
     one_thread: OneThread
     background: list[Callable[[], bool]]
     attached: dict[type, Any]
-    #: What the user has called that is made of several operations, "" where that is none.
-    _called: str = ""
-
-    @contextmanager
-    def calling(self, name: str) -> Iterator[None]:
-        """Let waits inside be named after what the user called, in errors here and on other ranks. Local."""
-        outer, self._called = self._called, self._called or name
-        try:
-            yield
-        finally:
-            self._called = outer
-
-    def wait_name(self, operation: str) -> str:
-        """Return how a wait is named: after what the user called, with the operation in it."""
-        return f"{self._called} ({operation})" if self._called else operation
 
     @property
     @abstractmethod

@@ -31,7 +31,6 @@ from hpctk.horovod.process_sets import communicator
 from hpctk.horovod.ready_made import ReadyMade
 from hpctk.horovod.sum_run import sum_run
 from hpctk.methods.core import drift
-from hpctk.methods.core.evaluation import averaged_model
 from hpctk.methods.core.method import GradientMethod, GradientRun, LocalStepMethod, LocalStepRun, Method, Run
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
@@ -41,7 +40,7 @@ from hpctk.ways_in import handshake
 from hpctk.ways_in.grad_scaler import ResidualScale, let_step_take_scaler, tell, unscale
 from hpctk.ways_in.gradient_exchange import exchange_gradients
 from hpctk.ways_in.overlap import release
-from hpctk.ways_in.participant import Participant
+from hpctk.ways_in.participant import Participant, averaged_model
 from hpctk.ways_in.tally import Stats, StatsLike, Tally, kept_loss, wanted
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 import torch
 
 from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.methods.core.clipping import CLIP, Clipping
+from hpctk.methods.core.clipping import CLIP, Clipping, global_norm
 from hpctk.methods.core.method import LocalStepMethod, scaled_rates
 from hpctk.methods.core.model_step import ModelRun
-from hpctk.methods.core.norms import global_norm
 from hpctk.methods.core.replica import Replica
 from hpctk.settings import documented, required, setting
 

@@ -31,16 +31,20 @@ import torch
 from hpctk import torch_private
 from hpctk.collectives.compressed_mean import dense_sum
 from hpctk.collectives.engine.gather_rows import gather_rows
-from hpctk.errors import SettingError
-from hpctk.methods.core.grawa_weights import NONE_YET, weights
+from hpctk.errors import HpctkError, SettingError
+from hpctk.methods.core.clipping import norms
 from hpctk.methods.core.method import Closure, LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
-from hpctk.methods.core.norms import norms
-from hpctk.methods.core.probe import probing
+from hpctk.methods.core.replay import probing
 from hpctk.methods.core.replica import Replica, first_bad, restore
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.tickets import Tickets
 from hpctk.settings import documented, setting
+
+#: Norms below this share of the workers' mean are taken for it: a zero norm would have all the weight.
+FLOOR = 1e-3
+#: Instead of norms: of a worker that has never had a gradient. Bad gradients are NaN.
+NONE_YET = -1.0
 
 
 @documented
@@ -265,3 +269,29 @@ class GrawaRun(ModelRun):
             "norms": known.mean(0) if len(known) else torch.full_like(norms[0], NONE_YET),
             "smooth": torch.stack(list(earlier.each("smooth"))).mean(0),
         }
+
+
+def weights(nhat: Any) -> Any:
+    """Return beta from nhat, a row for each worker; the same on all ranks, for all know the norms of all.
+
+    Columns add up to 1. NONE_YET gives a worker no weight, and so does what is not finite. Uniform where all norms are
+    zero, and where no worker has had a gradient yet.
+    """
+    without = (nhat < 0).any(axis=1)
+    taking_part = np.isfinite(nhat).all(axis=1) & ~without
+    if without.all():
+        return np.full_like(nhat, 1 / len(nhat))
+    if not taking_part.any():
+        raise HpctkError(
+            "in this round no rank has a gradient that is finite, so that none can have any weight: lower the "
+            "learning rate, or look for what makes the loss NaN or infinite"
+        )
+    here = nhat[taking_part]
+    largest = here.max(axis=0)
+    # In units of the largest: inverses of tiny norms would overflow.
+    scaled = here / np.where(largest == 0, 1, largest)
+    floored = np.maximum(scaled, FLOOR * scaled.mean(axis=0))
+    inverse = 1 / np.where(largest == 0, 1, floored)
+    found = np.zeros_like(nhat)
+    found[taking_part] = inverse / inverse.sum(axis=0)
+    return found

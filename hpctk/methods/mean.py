@@ -32,9 +32,8 @@ from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.engine.handle import Handle
 from hpctk.comm import buffers
 from hpctk.compressors import A_COMPRESSOR, Compressor, Residuals, by_name
-from hpctk.methods.core.clipping import CLIP, Clipping
+from hpctk.methods.core.clipping import CLIP, Clipping, global_norm
 from hpctk.methods.core.method import BucketRun, GradientMethod, scaled_rates
-from hpctk.methods.core.norms import global_norm
 from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
 from hpctk.settings import documented, setting

@@ -13,8 +13,7 @@ from simulation.problem import Problem
 
 import hpctk
 from hpctk.errors import HpctkError, PeerError, SettingError
-from hpctk.methods.core.grawa_weights import NONE_YET, weights
-from hpctk.methods.grawa import LGRAWA, MGRAWA
+from hpctk.methods.grawa import LGRAWA, MGRAWA, NONE_YET, weights
 
 METHODS = {"MGRAWA": MGRAWA, "LGRAWA": LGRAWA}
 SETTINGS = {"period": 3, "pull": 0.4, "prox": 0.2}

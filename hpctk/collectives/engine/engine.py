@@ -19,7 +19,7 @@ from hpctk.collectives.engine.plan_run import DenseRun, Kept, PlanRun
 from hpctk.collectives.engine.ragged_run import RaggedBlocks, RaggedRun
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
-from hpctk.comm.one_thread import OneThread
+from hpctk.comm.agreement import OneThread
 from hpctk.comm.transport import Transport
 from hpctk.comm.world import World
 from hpctk.schedules.core.plan import Plan, bounds

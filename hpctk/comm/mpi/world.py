@@ -26,11 +26,11 @@ import numpy as np
 from mpi4py import MPI
 
 from hpctk.comm import environment, forked, gpu, launcher, postmortem
+from hpctk.comm.agreement import OneThread
 from hpctk.comm.buffers import Stager
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.transport import MpiTransport
 from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog
-from hpctk.comm.one_thread import OneThread
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
 

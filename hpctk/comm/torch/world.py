@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
 
 from hpctk.comm import environment, forked, postmortem
+from hpctk.comm.agreement import OneThread
 from hpctk.comm.buffers import Stager
 from hpctk.comm.gpu import GpuAware
-from hpctk.comm.one_thread import OneThread
 from hpctk.comm.torch.allreduce import TorchAllreduce
 from hpctk.comm.torch.transport import TorchTransport
 from hpctk.comm.world import World

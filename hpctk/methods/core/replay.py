@@ -1,23 +1,105 @@
-"""The same minibatch, the same mode, the same dropout mask: a closure run again at another point.
+"""Forward and backward run aside of training, which goes on as if nothing had happened.
 
-SASG compares two gradients of one minibatch. Whatever else differs between the two evaluations would be taken for
-news: random numbers are drawn again from where the first evaluation drew them (torch on the host and on CUDA
-devices, Python's `random`, numpy's global generator; a generator that the closure made itself is not known here),
-and buffers start from the values that they had. Afterwards all is as the first evaluation left it, so batch norm
-counts every minibatch once.
+SASG runs its closure again at an earlier model and compares the two gradients of one minibatch. Whatever else differs
+would be taken for news: random numbers are drawn again from where the first evaluation drew them (torch on the host
+and on CUDA devices, Python's `random`, numpy's global generator; a generator that the closure made itself is not known
+here), and buffers start from the values that they had. Afterwards all is as the first evaluation left it, so batch
+norm counts every minibatch once. GRAWA runs a probe on a batch of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpctk import torch_private
-from hpctk.methods.core import random_state
+from hpctk.errors import SettingError
 from hpctk.methods.core.method import Closure, evaluate
 from hpctk.methods.core.replica import Replica
+
+State = dict[str, Any]
+
+
+def random_state() -> State:
+    """Return where all global generators are: tensors, numbers and tuples of them."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": devices,
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+    }
+
+
+def restore_random_state(state: State) -> None:
+    """Let all global generators go on from what `random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    # There may be fewer devices now than there were.
+    devices = state["cuda"][: torch.cuda.device_count()]
+    if devices:
+        torch.cuda.set_rng_state_all(devices)
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+
+
+@contextmanager
+def probing(replica: Replica, probe: Callable[[], Any], number: int) -> Iterator[None]:
+    """Let `probe` run forward and backward, and its gradients be seen inside.
+
+    Collective over the communicator: a probe that fails on one rank fails on all. See `undisturbed`.
+    """
+    with replica.world.shared_errors("running the probe"), undisturbed(replica, number):
+        probe()
+        if all(gradient is None for gradient in replica.gradients()):
+            raise SettingError("probe: left no gradients; it has to run forward and backward")
+        yield
+
+
+@contextmanager
+def undisturbed(replica: Replica, number: int) -> Iterator[None]:
+    """Let forward and backward run inside without any trace in gradients, buffers or random numbers.
+
+    Inside, `.grad` is empty at first, and the random streams of torch, Python and numpy are streams of their own
+    that follow from torch's seed, the rank and `number`: a training that draws no random numbers would otherwise
+    give every probe the same "random" batch. Afterwards all is as before.
+    """
+    gradients = [parameter.grad for parameter in replica.parameters]
+    buffers = {name: buffer.clone() for name, buffer in replica.buffers.items()}
+    for parameter in replica.parameters:
+        parameter.grad = None
+    try:
+        with _own_randomness([torch.initial_seed() % 2**64, replica.world.rank, number]), torch.enable_grad():
+            yield
+    finally:
+        for parameter, gradient in zip(replica.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        with torch.no_grad():
+            for name, kept in buffers.items():
+                replica.buffers[name].copy_(kept)
+
+
+@contextmanager
+def _own_randomness(entropy: list[int]) -> Iterator[None]:
+    python, legacy = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    seeds = np.random.SeedSequence(entropy).generate_state(3)
+    try:
+        with torch.random.fork_rng(devices):
+            # torch.manual_seed would also seed devices that are not in use yet, and stay in force there.
+            torch.default_generator.manual_seed(int(seeds[0]))
+            if devices:
+                torch.cuda.manual_seed_all(int(seeds[0]))
+            random.seed(int(seeds[1]))
+            np.random.seed(int(seeds[2]))
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
 
 
 class Replay:
@@ -32,7 +114,7 @@ class Replay:
 
     def __init__(self, replica: Replica, closure: Closure) -> None:
         self._replica, self._closure = replica, closure
-        self._random = random_state.current()
+        self._random = random_state()
         self._buffers = _copies(replica)
 
     def gradients_at(
@@ -45,7 +127,7 @@ class Replay:
         """
         replica = self._replica
         first = [parameter.grad for parameter in replica.parameters]
-        after, drawn = _copies(replica), random_state.current()
+        after, drawn = _copies(replica), random_state()
         torch_private.foreach_copy_(list(room), replica.values)
         try:
             # Taken away, not zeroed: zero_grad(set_to_none=False) would wipe out the first ones.
@@ -66,7 +148,7 @@ class Replay:
         for name, buffer in self._replica.buffers.items():
             if name in buffers:
                 buffer.detach().copy_(buffers[name])
-        random_state.put_back(drawn)
+        restore_random_state(drawn)
 
 
 def _copies(replica: Replica) -> dict[str, torch.Tensor]:

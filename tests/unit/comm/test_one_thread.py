@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hpctk.comm.one_thread import OneThread
+from hpctk.comm.agreement import OneThread
 from hpctk.errors import HpctkError
 
 
