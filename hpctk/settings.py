@@ -3,8 +3,8 @@
     @documented
     @dataclass(frozen=True)
     class Sparse:
-        density: float = setting(0.01, "share of the elements that travels", above=0, at_most=1)
         period: int = field(metadata=required("steps between rounds", at_least=1))
+        density: float = setting(0.01, "share of the elements that travels", above=0, at_most=1)
 
         def __post_init__(self) -> None:
             check(self)
