@@ -95,7 +95,6 @@ class Part:
 
     Parameters
     ----------
-    here : World
     flat : array
         This rank's gradients, overwritten by the aggregate in `finish`.
     groups : sequence of int
