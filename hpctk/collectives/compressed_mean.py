@@ -59,10 +59,8 @@ def compressed_mean(
 
     Parameters
     ----------
-    here : World
     tensors : mapping of str to torch.Tensor
         Contiguous, by parameter name.
-    compressor : Compressor
     residuals : Residuals or None
         What was not carried before is added first, what is not carried now is left there. None: forgotten.
     schedule : str

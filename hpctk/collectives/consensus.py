@@ -97,7 +97,6 @@ class Part:
 
     Parameters
     ----------
-    here : World
     flat : array
         This rank's gradients, overwritten by the aggregate in `finish`.
     groups : sequence of int

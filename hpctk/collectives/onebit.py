@@ -61,19 +61,9 @@ def sign_bytes(n: int) -> int:
 def onebit_allreduce(here: World, signs: Any, scale: float, n: int, server: Any) -> tuple[Any, float]:
     """Return the packed signs and the scale of the compressed mean over all ranks.
 
-    `server` is updated in place; `signs` is overwritten.
-
-    Parameters
-    ----------
-    here : World
-    signs : uint8 array
-        This rank's signs, 8 to a byte (`kernels.bits.pack_signs`).
-    scale : float
-        This rank's scale.
-    n : int
-        Number of elements.
-    server : float array
-        The server residual of this rank's shard, elements `shard_bounds(here, n)`; zeros at first.
+    `signs`, this rank's, of n elements, 8 to a byte (`kernels.bits.pack_signs`), is
+    overwritten. `server`, the server residual of this rank's shard (elements `shard_bounds(here, n)`, zeros at first),
+    is updated in place.
     """
     lo, hi = shard_bounds(here, n)
     if signs.size != sign_bytes(n) or server.size != hi - lo:

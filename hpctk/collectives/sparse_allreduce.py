@@ -132,19 +132,9 @@ def reduce_pairs(
 ) -> tuple[Any, Any, Any]:
     """Return indices, values and what was dropped, of host arrays that all ranks know to belong together.
 
-    Not in place.
-
-    Parameters
-    ----------
-    indices : array of int32, or int64 where n > 2^31
-        Ascending, without duplicates.
-    values : array of float32 or float64
-    n : int
-        Length of the vector.
-    keep, schedule
-        As in `sparse_allreduce`.
-    as_many : bool
-        Whether all ranks are known to give as many elements: then a schedule is chosen without asking them.
+    Not in place. Indices, of `index_dtype(n)`, ascend without duplicates below n, the
+    length of the vector; values are float32 or float64. `keep` and `schedule` as in `sparse_allreduce`. Where all ranks
+    are known to give `as_many` elements a schedule is chosen without asking them.
     """
     samples: Any = None
     if schedule == "auto" and as_many:

@@ -35,7 +35,6 @@ from hpctk.compressors.core.compressor import (
     expect_length,
     refuse,
 )
-from hpctk.compressors.core.low_rank import fits, next_start, orthonormal
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError, TensorError
 from hpctk.settings import documented, setting
@@ -242,3 +241,29 @@ def _in_range(answer: bool) -> None:
             "PowerSGD: the factors of a matrix, or what they leave of it, are beyond floating point's range; "
             "scale the loss down"
         )
+
+
+def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
+    """Return an orthonormal basis that spans at least the columns; of any kind where those are zero."""
+    basis: torch.Tensor = torch.linalg.qr(matrix).Q
+    return basis
+
+
+def fits(matrix: torch.Tensor, basis: torch.Tensor, q: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether basis * q^T, and what it leaves of the matrix, are finite numbers of a dtype."""
+    # A projection lengthens no column, so no element grows by more than the root of their number.
+    peak = max(abs(extreme.item()) for extreme in torch.aminmax(matrix))
+    if peak * (1 + math.sqrt(len(matrix))) <= torch.finfo(dtype).max:
+        return True
+    part = basis @ q.T
+    return finite.all_finite(part.to(dtype)) and finite.all_finite((matrix - part).to(dtype))
+
+
+def next_start(q: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Return Q for the next step: its columns scaled to a largest magnitude of 1.
+
+    A column of zeros, as a gradient of zeros makes it, would never find a direction again: the one
+    before stays.
+    """
+    peaks = q.abs().amax(0)
+    return torch.where(peaks > 0, q / torch.where(peaks > 0, peaks, 1), before)

@@ -50,14 +50,11 @@ class TopK(SparseCompressor):
 
     def _take_fed(self, memory: torch.Tensor, flat: torch.Tensor, name: str) -> tuple[Any, Any]:
         """Add flat to memory in place, and take the k largest out of it: in one pass where a kernel can."""
-        from hpctk.kernels import device, select
+        from hpctk.kernels import select
 
-        k = self.k(flat.numel())
-        try:
-            if buffers.on_device(flat):
-                return device.feed_top_k(memory, flat, k)
-            if flat.element_size() > 2:
-                return select.feed_top_k(memory.numpy(), flat.numpy(), k)
-        except select.NotFinite as error:
-            refuse(error.index, flat.numel(), name)
+        if not buffers.on_device(flat) and flat.element_size() > 2:
+            try:
+                return select.feed_top_k(memory.numpy(), flat.numpy(), self.k(flat.numel()))
+            except select.NotFinite as error:
+                refuse(error.index, flat.numel(), name)
         return super()._take_fed(memory, flat, name)

@@ -11,7 +11,6 @@ import torch
 
 from hpctk.kernels.bits import check_packed
 from hpctk.kernels.merge import same_length
-from hpctk.kernels.select import NotFinite
 
 _SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -31,32 +30,6 @@ def top_k(values: torch.Tensor, k: int) -> torch.Tensor:
     ties = torch.nonzero(magnitude == threshold).flatten()
     above[ties[: k - int(above.sum())]] = True
     return torch.nonzero(above).flatten().to(dtype)
-
-
-def feed_top_k(
-    residual: torch.Tensor, gradient: torch.Tensor | None, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add the gradient to the residual and take the k largest magnitudes out of it, in place.
-
-    Raises NotFinite, with the residual as it was, where a sum is inf or NaN.
-    """
-    if k < 0:
-        raise ValueError(f"k={k}: at least 0")
-    if gradient is not None and (gradient.shape != residual.shape or gradient.dtype != residual.dtype):
-        raise ValueError(
-            f"a gradient of {tuple(gradient.shape)} {gradient.dtype} does not fit "
-            f"a residual of {tuple(residual.shape)} {residual.dtype}"
-        )
-    total = residual if gradient is None else residual + gradient
-    bad = torch.isfinite(total).logical_not_()
-    if bad.any():
-        raise NotFinite(int(torch.nonzero(bad)[0]))
-    if gradient is not None:
-        residual.copy_(total)
-    indices = top_k(residual, k)
-    values = residual[indices]
-    residual[indices] = 0
-    return indices, values
 
 
 def scatter_add(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:

@@ -22,12 +22,8 @@ def same_length(indices: Sized, values: Sized) -> None:
 def merge(a_indices: Array, a_values: Array, b_indices: Array, b_values: Array) -> tuple[Array, Array]:
     """Return the sum of two sparse vectors, as new arrays.
 
-    Parameters
-    ----------
-    a_indices, b_indices : array of int32 or int64
-        Ascending, without duplicates.
-    a_values, b_values : array of float32 or float64
-        Where both vectors have an index the result holds a + b, in this dtype.
+    Indices, of int32 or int64, ascend without duplicates; where both vectors have one the result holds a + b, in the
+    dtype of the values, float32 or float64.
     """
     same_length(a_indices, a_values)
     same_length(b_indices, b_values)

@@ -32,13 +32,7 @@ BINS_BITS = 12
 
 
 class NotFinite(ValueError):  # noqa: N818 - the name says what the value is
-    """A value is inf or NaN, which has no place in a list of the largest.
-
-    Attributes
-    ----------
-    index : int
-        Of the first such value.
-    """
+    """A value is inf or NaN, which has no place in a list of the largest; `index` is that of the first."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"element {index} is not finite")
@@ -46,14 +40,9 @@ class NotFinite(ValueError):  # noqa: N818 - the name says what the value is
 
 
 def top_k(bits: Array, k: int, *, threads: int | None = None) -> Array:
-    """Return the ascending indices of the k largest magnitudes; changes nothing.
+    """Return the ascending indices of the k largest magnitudes, all where k >= len(bits). Not in place.
 
-    Parameters
-    ----------
-    bits : array of uint16, uint32 or uint64
-        The values' bits, as an unsigned view of float16, bfloat16, float32 or float64.
-    k : int
-        All indices where k >= len(bits).
+    `bits` is an unsigned view of float16, bfloat16, float32 or float64.
     """
     return _select(bits, None, k, threads, clear=False)[0]
 
@@ -61,24 +50,11 @@ def top_k(bits: Array, k: int, *, threads: int | None = None) -> Array:
 def feed_top_k(
     residual: Array, gradient: Array | None, k: int, *, threads: int | None = None
 ) -> tuple[Array, Array]:
-    """Add the gradient to the residual and take the k largest magnitudes out of it, in place.
+    """Add the gradient to the residual, take the k largest magnitudes out of it, in place, and return them.
 
-    Parameters
-    ----------
-    residual : array of float32 or float64
-        Becomes residual + gradient, with +0.0 where a value was taken out.
-    gradient : array like residual, or None
-        None to use the residual as it is. Never changed.
-
-    Returns
-    -------
-    indices, values : arrays
-        Of what was taken out, ascending by index.
-
-    Raises
-    ------
-    NotFinite
-        If a sum is inf or NaN; the residual is then as it was.
+    The residual, of float32 or float64, becomes residual + gradient (itself where that is None), with +0.0 where a
+    value was taken out. Returned are indices, ascending, and values. Raise NotFinite if a sum is inf or NaN; the
+    residual is then as it was.
     """
     if residual.dtype.name not in ("float32", "float64"):
         raise ValueError(f"residuals are float32 or float64, not {residual.dtype}")

@@ -35,10 +35,7 @@ def move_and_write(
         point <- point - move     (with `moves`)
         out, move <- point - residual     (with `ahead`, else the point itself)
 
-    Parameters
-    ----------
-    point, move, residual, out : arrays of float32 or float64
-        Flat, contiguous, of one length and dtype; none overlaps another.
+    Arrays of float32 or float64: flat, contiguous, of one length and dtype; none overlaps another.
     """
     if not len(point) == len(move) == len(residual) == len(out):
         raise ValueError(f"arrays of {len(point)}, {len(move)}, {len(residual)} and {len(out)} elements")

@@ -38,7 +38,6 @@ def broadcast(size: int, root: int = 0) -> Plan:
         size=size,
         blocks=1,
         steps=lambda rank: mirrored(_reducing(size, rank, root)),
-        owns=lambda rank: _ALL,
         volume=Volume(
             rounds=depth,
             messages=depth,
@@ -68,7 +67,6 @@ def allreduce(size: int) -> Plan:
         size=size,
         blocks=1,
         steps=steps,
-        owns=lambda rank: _ALL,
         volume=Volume(
             rounds=2 * depth,
             messages=depth,

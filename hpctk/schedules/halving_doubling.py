@@ -49,7 +49,6 @@ def allreduce(size: int) -> Plan:
         size=size,
         blocks=fold.teams,
         steps=steps,
-        owns=lambda rank: range(fold.teams),
         volume=_volume(fold),
     )
 

@@ -59,7 +59,6 @@ def allreduce(nodes: Sequence[Sequence[int]]) -> Plan:
         size=len(homes),
         blocks=blocks,
         steps=lambda rank: _steps(grid, *homes[rank]),
-        owns=lambda rank: range(blocks),
         volume=_volume(grid),
         nodes=grid,
     )

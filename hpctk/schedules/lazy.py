@@ -40,7 +40,6 @@ def allgather(size: int, senders: Sequence[int]) -> Plan:
         size=size,
         blocks=len(order),
         steps=steps,
-        owns=lambda rank: range(len(order)),
         volume=_volume(size, order),
         sources=order,
     )

@@ -37,7 +37,6 @@ def allreduce(size: int) -> Plan:
         size=size,
         blocks=1,
         steps=lambda rank: _steps(fold, rank),
-        owns=lambda rank: _ALL,
         volume=_volume(fold),
     )
 

@@ -16,20 +16,10 @@ from hpctk.comm.buffers import Dtype
 
 
 class InPlace:
-    """Elements 0 .. n-1 of flat contiguous memory, combined where they lie.
+    """Elements 0 .. n-1 of a flat, contiguous array or tensor, of `itemsize` bytes each, combined where they lie.
 
-    Parameters
-    ----------
-    flat : array or tensor
-        May be read and written.
-    itemsize : int
-        Bytes of one element.
-    unit : str
-        The dtype that is combined; empty where nothing is (all-gather, broadcast).
-    op : str
-        sum, mean or max.
-    size : int
-        Number of ranks, for the mean.
+    `unit` is the dtype that is combined, empty where nothing is (all-gather, broadcast); `op` is sum, mean (over `size`
+    ranks) or max.
     """
 
     #: Extra memory held, in bytes.

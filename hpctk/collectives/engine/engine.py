@@ -208,25 +208,22 @@ class Engine:
         if run.done:
             return
         with self.one_thread:
-            self._complete(run, operation)
-
-    def _complete(self, run: PlanRun, operation: str) -> None:
-        waiter = self.transport.waiter(operation)
-        began = before = time.perf_counter()
-        try:
-            while not run.done:
-                if self.progress(wait=True):
-                    waiter.progress()
-                    before = time.perf_counter()
-                else:
-                    combined_s = run.combining_s
-                    waiter.pause(run.peers)
-                    now = time.perf_counter()
-                    # A pause lets runs make progress, this one, too.
-                    run.waiting_s += now - before - (run.combining_s - combined_s)
-                    before = now
-        finally:
-            self.exposed_s += time.perf_counter() - began
+            waiter = self.transport.waiter(operation)
+            began = before = time.perf_counter()
+            try:
+                while not run.done:
+                    if self.progress(wait=True):
+                        waiter.progress()
+                        before = time.perf_counter()
+                    else:
+                        combined_s = run.combining_s
+                        waiter.pause(run.peers)
+                        now = time.perf_counter()
+                        # A pause lets runs make progress, this one, too.
+                        run.waiting_s += now - before - (run.combining_s - combined_s)
+                        before = now
+            finally:
+                self.exposed_s += time.perf_counter() - began
 
     def _retire(self) -> None:
         done = [entry for entry in self._running if entry.run.done]

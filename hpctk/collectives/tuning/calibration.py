@@ -70,7 +70,7 @@ class Calibration:
         document = {
             "format": FORMAT,
             "version": VERSION,
-            "machine": json.loads(self.machine.to_json()),
+            "machine": self.machine.to_document(),
             "factors": _listed(self.factors),
             "layout": list(self.layout),
             "measured": _listed(self.measured),
@@ -82,7 +82,7 @@ class Calibration:
         """Return the calibration in a file's text; SettingError says what is wrong with it."""
         document = _parsed(text)
         try:
-            machine = Machine.from_json(json.dumps(document["machine"]))
+            machine = Machine.from_document(document["machine"])
             factors, measured = _points(document["factors"]), _points(document["measured"])
             return cls(machine, factors, tuple(int(ranks) for ranks in document["layout"]), measured)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

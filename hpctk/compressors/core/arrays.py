@@ -1,4 +1,4 @@
-"""Flat tensors as the compiled kernels see them: numpy arrays over the same memory, and back."""
+"""Flat tensors as the compiled kernels see them: numpy arrays over the same memory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,3 @@ def as_array(flat: torch.Tensor) -> Any:
 def unsigned(values: Any) -> Any:
     """Return an array's bits as unsigned integers over the same memory."""
     return values.view(f"u{values.itemsize}")
-
-
-def as_tensor(array: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Return an array as a tensor over its memory; bits become bfloat16 where that is the dtype."""
-    if not array.flags.writeable:
-        array = array.copy()
-    tensor = torch.from_numpy(array)
-    return tensor.view(dtype) if tensor.dtype != dtype else tensor

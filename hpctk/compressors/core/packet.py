@@ -16,10 +16,8 @@ class Packet:
     ----------
     data : torch.Tensor
         Exactly what goes on the wire: 1-D, contiguous; bytes (uint8) where values are packed, else values.
-    shape : tuple of int
-        Of the decoded tensor. Does not travel: all ranks know it from the handshake.
-    dtype : torch.dtype
-        Of the decoded tensor. Does not travel either.
+    shape, dtype
+        Of the decoded tensor. They do not travel: all ranks know them from the handshake.
     stamp : int
         Which draw of a generator the packet belongs to, 0 where nothing is drawn. Does not travel:
         ranks that draw the same count the same.

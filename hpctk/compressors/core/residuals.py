@@ -21,12 +21,8 @@ class Residuals:
     def of(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Return the residual of a parameter, to be changed in place: contiguous zeros at first.
 
-        Moves to the device of `like` where it is on another, as after loading a checkpoint.
-
-        Raises
-        ------
-        TensorError
-            If shape or dtype are no longer those of `like`.
+        Moves to the device of `like` where it is on another, as after loading a checkpoint. Raise TensorError if shape
+        or dtype are no longer those of `like`.
         """
         kept = self._kept.get(name)
         if kept is None:

@@ -38,16 +38,9 @@ def turns_dense(k: int, n: int, itemsize: int) -> bool:
 
 
 def write(indices: Any, values: Any, n: int) -> Any:
-    """Return the bytes of a sparse vector as a new uint8 array.
+    """Return the bytes of a sparse vector of length n as a new uint8 array.
 
-    Parameters
-    ----------
-    indices : array of int32 or int64
-        Ascending, without duplicates, below n. Not checked here: reading checks.
-    values : array
-        One for each index.
-    n : int
-        Length of the vector.
+    Indices ascend, without duplicates, below n: not checked here, reading checks.
     """
     k, itemsize = len(indices), values.itemsize
     form = _form(k, n, itemsize)
@@ -70,23 +63,10 @@ def write(indices: Any, values: Any, n: int) -> Any:
 
 
 def read(data: Any, n: int, dtype: str) -> tuple[Any, Any]:
-    """Return the indices and values in the bytes of a sparse vector.
+    """Return the indices and values in the bytes that `write` made of a sparse vector of length n.
 
-    Values are a view of `data` where they are aligned there.
-
-    Parameters
-    ----------
-    data : uint8 array
-        What `write` returned on some rank.
-    n : int
-        Length of the vector.
-    dtype : str
-        Of the values; those of bfloat16 are returned as their bits.
-
-    Raises
-    ------
-    HpctkError
-        For a wrong length, a wrong code, an index out of range or out of order.
+    Values are a view of `data` where they are aligned there; those of bfloat16 are their bits. Raise HpctkError for a
+    wrong length, a wrong code, an index out of range or out of order.
     """
     kind = np.dtype(VALUES[dtype])
     if len(data) < HEADER_BYTES:
@@ -94,7 +74,8 @@ def read(data: Any, n: int, dtype: str) -> tuple[Any, Any]:
     header = int.from_bytes(data[:HEADER_BYTES].tobytes(), "little")
     form, count = header & 0xFF, header >> 8
     if form >= len(NAMES):
-        raise HpctkError(f"a sparse packet with code {form}: known are {_known()}")
+        known = ", ".join(f"{code} ({name})" for code, name in enumerate(NAMES))
+        raise HpctkError(f"a sparse packet with code {form}: known are {known}")
     if count > n or (form == DENSE and count != n):
         raise HpctkError(
             f"a sparse packet of {count} elements, written as {NAMES[form]}, for a vector of {n}"
@@ -137,7 +118,3 @@ def _body_bytes(form: int, k: int, n: int, itemsize: int) -> int:
 
 def _index_dtype(n: int) -> str:
     return "<i8" if n > 2**31 else "<i4"
-
-
-def _known() -> str:
-    return ", ".join(f"{code} ({name})" for code, name in enumerate(NAMES))

@@ -18,15 +18,8 @@ Column = list[Round]
 def draw(plan: Plan, *, columns: int = 80, max_rounds: int = 32) -> str:
     """Return `plan` as a table with a column per rank, under a title and above a legend.
 
-    Parameters
-    ----------
-    plan : Plan
-        What to draw.
-    columns : int
-        Width to stay within. Ranks that do not fit are left out, and the text says how many; rank 0 is always
-        drawn.
-    max_rounds : int
-        Rounds to draw at most; the text says how many are left out.
+    At most `columns` characters wide and `max_rounds` rounds long: the text says how many ranks and rounds are missing.
+    Rank 0 is always drawn.
     """
     # No column is narrower than three characters, so more ranks than this cannot fit.
     ranks = range(min(plan.size, max(1, columns // 3)))

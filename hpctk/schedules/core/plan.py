@@ -87,8 +87,6 @@ class Plan:
         Number of blocks the tensor is cut into.
     steps : callable
         rank -> iterator over that rank's rounds; use `rounds`, which checks the rank.
-    owns : callable
-        rank -> blocks that hold the result at the end; use `owned`.
     volume : Volume
         What the plan moves, in closed form.
     root : int
@@ -97,6 +95,9 @@ class Plan:
         For an all-gather: the rank that block b comes from, where that is not rank b.
     nodes : tuple of tuple of int, optional
         The ranks of each node, for plans that know them. Without it every message uses the network.
+    owns : callable, optional
+        rank -> blocks that hold the result at the end, where not all do, or in a reduce-scatter block r on rank r;
+        use `owned`.
     """
 
     name: str
@@ -104,11 +105,11 @@ class Plan:
     size: int
     blocks: int
     steps: Callable[[int], Iterator[Round]] = field(compare=False, repr=False)
-    owns: Callable[[int], range] = field(compare=False, repr=False)
     volume: Volume = field(repr=False)
     root: int = 0
     sources: tuple[int, ...] | None = None
     nodes: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
+    owns: Callable[[int], range] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         checked_size(self.size)
@@ -123,7 +124,10 @@ class Plan:
 
     def owned(self, rank: int) -> range:
         """Return the blocks that hold the result on `rank` at the end."""
-        return self.owns(self._checked(rank))
+        self._checked(rank)
+        if self.owns is not None:
+            return self.owns(rank)
+        return range(rank, rank + 1) if self.kind == "reduce_scatter" else range(self.blocks)
 
     def held(self, rank: int) -> range:
         """Return the blocks that hold input on `rank` at the start."""
@@ -156,17 +160,7 @@ def even_plan(
     kept: int = 0,
 ) -> Plan:
     """Return a plan of one block per rank in which all ranks do the same in every round, as `phases` say."""
-    everything = range(checked_size(size))
-    scatters = kind == "reduce_scatter"
-    return Plan(
-        name=name,
-        kind=kind,
-        size=size,
-        blocks=size,
-        steps=steps,
-        owns=lambda rank: range(rank, rank + 1) if scatters else everything,
-        volume=even(size, phases, kept),
-    )
+    return Plan(name, kind, checked_size(size), blocks=size, steps=steps, volume=even(size, phases, kept))
 
 
 def checked_size(size: int) -> int:

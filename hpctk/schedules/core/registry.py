@@ -90,7 +90,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: int = 0) -> Plan:
-    """Build a plan by the name of its schedule.
+    """Return the plan of a schedule for `size` ranks.
 
     Parameters
     ----------
@@ -98,8 +98,6 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
         A key of `SCHEDULES`.
     kind : str
         What to do: one of `KINDS`. A "sparse_allreduce" is an all-reduce, or an all-gather that all ranks sum up.
-    size : int
-        Number of ranks.
     nodes : sequence of sequences of int, optional
         The ranks of every node, for schedules that use them; the others ignore it.
     root : int

@@ -1,9 +1,9 @@
 """A machine in eight numbers: what the cost model knows of a network, a node and an engine.
 
-The numbers come from a short measurement on the user's own machines and are kept in a small JSON file.
+The numbers come from a short measurement on the user's own machines and are kept in their calibration file.
 """
 
-import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from typing import Any
@@ -54,14 +54,21 @@ class Machine:
         """Return the machine as seen by ranks that all share one node."""
         return replace(self, latency_s=self.local_latency_s, byte_s=self.local_byte_s, exchange_factor=1.0)
 
-    def to_json(self) -> str:
-        """Return the text of a machine file."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"
+    def to_document(self) -> dict[str, Any]:
+        """Return the machine's part of a calibration file."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     @classmethod
-    def from_json(cls, text: str) -> "Machine":
-        """Return the machine in the text of a machine file; SettingError if it is not one."""
-        figures = _parsed(text)
+    def from_document(cls, document: Mapping[str, Any]) -> "Machine":
+        """Return the machine that `to_document` wrote down; SettingError if it is not one."""
+        figures = dict(document)
+        if figures.pop("format", None) != FORMAT:
+            raise SettingError(f'machine file: "format" must be "{FORMAT}"')
+        version = figures.pop("version", None)
+        if version != VERSION:
+            raise SettingError(
+                f"machine file: version={version!r}; this hpctk reads {VERSION}: measure again"
+            )
         names = [item.name for item in fields(cls)]
         for key in figures:
             if key not in names:
@@ -69,21 +76,7 @@ class Machine:
         for name in names:
             if name not in figures:
                 raise SettingError(f"machine file: key {name!r} is missing; measure again or add it")
-            _check(name, figures[name])
         return cls(**figures)
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        figures = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise SettingError(f"machine file: not JSON ({error})") from None
-    if not isinstance(figures, dict) or figures.pop("format", None) != FORMAT:
-        raise SettingError(f'machine file: "format" must be "{FORMAT}"')
-    version = figures.pop("version", None)
-    if version != VERSION:
-        raise SettingError(f"machine file: version={version!r}; this hpctk reads {VERSION}: measure again")
-    return figures
 
 
 def _check(name: str, value: Any) -> None:

@@ -55,21 +55,11 @@ def best(
     nodes: Nodes | None = None,
     correct: Callable[[Plan], float] = lambda plan: 1.0,
 ) -> tuple[str, float]:
-    """Return the cheapest schedule for a collective, and its price in seconds.
+    """Return the cheapest schedule for a collective of `nbytes` over `size` ranks, and its price in seconds.
 
-    Parameters
-    ----------
-    kind, size : str, int
-        The collective and its number of ranks.
-    nbytes : int
-        Bytes of the whole tensor.
-    machine : Machine
-        Where it runs.
-    nodes : sequence of sequences of int, optional
-        The ranks of every node. With a single node all schedules get the local figures; with several, only
-        those that keep messages inside nodes do.
-    correct : callable, optional
-        plan -> a factor on its price, such as what a measurement found.
+    `nodes` are the ranks of every node: with a single one all schedules get the local figures; with several, only
+    those that keep messages inside nodes do. `correct` gives for a plan a factor on its price, such as what a
+    measurement found.
     """
     here = site(machine, nodes)
     plans = [build(name, kind, size, nodes=nodes) for name in names(kind, with_nodes=nodes is not None)]

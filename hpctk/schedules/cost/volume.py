@@ -10,62 +10,37 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Consecutive rounds alike: what the busiest rank does in each of them.
-
-    Attributes
-    ----------
-    rounds : int
-        How many rounds the phase has.
-    blocks : int
-        Blocks that the busiest rank sends or receives, whichever is more, in one message.
-    combined : int
-        Blocks that the busiest rank adds.
-    exchanged : int
-        Blocks that a pair of ranks sends both ways at once over the network: some networks are slower there.
-        Inside a node none are counted, memory has no direction.
-    local : bool
-        Whether all messages of the phase stay inside nodes.
-    """
+    """Consecutive rounds alike: what the busiest rank does in each of them, in blocks."""
 
     rounds: int
+    #: Sent or received, whichever is more, in one message.
     blocks: int
+    #: Added.
     combined: int = 0
+    #: Sent both ways at once by a pair of ranks over the network, where some networks are slower. Inside a node none
+    #: are counted, memory has no direction.
     exchanged: int = 0
+    #: Whether all messages of the phase stay inside nodes.
     local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """What a plan moves, in blocks; all but `total_sent` is the maximum over ranks.
-
-    Attributes
-    ----------
-    rounds : int
-        Rounds.
-    messages : int
-        Messages that a rank sends.
-    sent, received : int
-        Blocks that a rank sends and receives.
-    combined : int
-        Blocks that a rank adds.
-    kept : int
-        Blocks that a rank keeps apart: extra memory.
-    network_sent, local_sent : int
-        The part of `sent` between nodes and the part inside a node.
-    total_sent : int
-        Blocks that all ranks together send.
-    phases : tuple of Phase
-        The critical path: bulk-synchronous rounds, those alike put together.
-    """
+    """What a plan moves, in blocks; all but `total_sent` is the maximum over ranks."""
 
     rounds: int
+    #: Messages that a rank sends; blocks that it sends, receives and adds.
     messages: int
     sent: int
     received: int
     combined: int
+    #: Blocks that all ranks together send.
     total_sent: int
+    #: The critical path: bulk-synchronous rounds, those alike put together.
     phases: tuple[Phase, ...]
+    #: Blocks that a rank keeps apart: extra memory.
     kept: int = 0
+    #: The part of `sent` between nodes and the part inside a node.
     network_sent: int = 0
     local_sent: int = 0
 

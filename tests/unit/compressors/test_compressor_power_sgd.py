@@ -7,7 +7,7 @@ import torch
 from compressor_cases import bits
 
 from hpctk.compressors import PowerSGD
-from hpctk.compressors.core.low_rank import next_start, orthonormal
+from hpctk.compressors.power_sgd import next_start, orthonormal
 from hpctk.errors import HpctkError, SettingError, TensorError
 
 SHAPES = {
