@@ -185,9 +185,9 @@ def _copy(tables: dict[str, Group], peers: Group, parts: list[Part]) -> None:
     buffered: dict[str, list[dict[str, Any]]] = {name: [] for name in JOINED}
     written = dict.fromkeys(JOINED, 0)
     for part in parts:
-        found = part.rank.tables(*JOINED, "peers")
+        of_rank = part.rank.tables(*JOINED, "peers")
         for name in JOINED:
-            buffered[name].append(found[name])
+            buffered[name].append(of_rank[name])
             end = part.first[name] + part.rows[name]
             if end - written[name] >= CHUNK_ROWS or (part is parts[-1] and end > written[name]):
                 for column, dataset in datasets[name].items():
@@ -195,7 +195,7 @@ def _copy(tables: dict[str, Group], peers: Group, parts: list[Part]) -> None:
                     dataset[written[name] : end] = values.astype(dataset.dtype)
                 buffered[name], written[name] = [], end
         for column, dataset in matrices.items():
-            dataset[part.index, part.rank.rank, : part.rank.size] = found["peers"][column]
+            dataset[part.index, part.rank.rank, : part.rank.size] = of_rank["peers"][column]
 
 
 def _view(tables: dict[str, Group], peers: Group, parts: list[Part], files: list[bytes]) -> None:

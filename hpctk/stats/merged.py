@@ -166,7 +166,7 @@ class _Copy:
 
         def read(names: Names, columns: Names | None, rows: slice) -> dict[str, Table]:
             tables = {name: table(name) for name in names}
-            return {name: {c: found[c][rows] for c in columns or found} for name, found in tables.items()}
+            return {name: {c: data[c][rows] for c in columns or data} for name, data in tables.items()}
 
         return read
 

@@ -30,7 +30,7 @@ _ALL = tuple(schema.TABLES)
 MOST_RANKS = 1 << 24
 #: The longest text in a column, in bytes.
 LONGEST_TEXT = 1024
-#: Attributes without which a file cannot be told from others.
+#: Attributes that every file must have.
 _NEEDED = ("schema", "schema_version", "state", "rank", "size")
 #: By kind of attribute: its Python type, what that is called, and what stands for a missing one.
 _KINDS: dict[str, tuple[Any, str, Value]] = {
@@ -75,7 +75,7 @@ class RankReader:
     ) -> dict[str, Table]:
         """Return tables, or some columns and rows of them; no more is read.
 
-        Rows are those that progress said when the file was opened: one that has grown since is cut to what it was.
+        Rows are those that progress counted when the file was opened: one that has grown since is cut to what it was.
         """
         if all(name in self._columns for name in tables):
             with _named(self.path), self.path.open("rb", buffering=0) as file:
@@ -183,15 +183,15 @@ def _dtype(kind: Any) -> np.dtype[Any] | None:
     return kind.dtype if family in (h5py.h5t.INTEGER, h5py.h5t.FLOAT) else None
 
 
-def _checked_attributes(found: Mapping[str, Value | None]) -> dict[str, Value]:
+def _checked_attributes(raw: Mapping[str, Value | None]) -> dict[str, Value]:
     """Return a file's attributes, those that are missing too, once they are what they should be."""
-    if found.get("schema") != schema.NAME:
+    if raw.get("schema") != schema.NAME:
         raise HpctkError(f"is no statistics file of hpctk (its attribute schema is not {schema.NAME!r})")
-    check_version(found.get("schema_version"), schema.VERSION)
+    check_version(raw.get("schema_version"), schema.VERSION)
     for name in _NEEDED:
-        if name not in found:
+        if name not in raw:
             raise HpctkError(f"lacks the attribute {name}")
-    attributes = typed(found)
+    attributes = typed(raw)
     rank, size, node = (int(attributes[name]) for name in ("rank", "size", "node"))
     if not 0 <= rank < size <= MOST_RANKS:
         raise HpctkError(f"is damaged: it says to be of rank {rank} of {size}")
@@ -200,14 +200,14 @@ def _checked_attributes(found: Mapping[str, Value | None]) -> dict[str, Value]:
     return attributes
 
 
-def typed(found: Mapping[str, Value | None]) -> dict[str, Value]:
+def typed(raw: Mapping[str, Value | None]) -> dict[str, Value]:
     """Return all attributes that there are, known ones of their type, and "", -1 or NaN for those that are missing."""
-    attributes = {name: value for name, value in found.items() if value is not None}
+    attributes = {name: value for name, value in raw.items() if value is not None}
     for column in schema.ATTRIBUTES:
         kind, kind_name, absent = _KINDS[column.kind]
-        if column.name not in found:
+        if column.name not in raw:
             attributes[column.name] = absent
-        elif not isinstance(found[column.name], kind):
+        elif not isinstance(raw[column.name], kind):
             raise HpctkError(f"is damaged: its attribute {column.name} must be {kind_name}")
     return attributes
 

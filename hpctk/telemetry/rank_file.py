@@ -31,18 +31,10 @@ Offsets = dict[tuple[str, str], int]
 
 
 class RankFile:
-    """A statistics file that is being written.
+    """A statistics file that is being written; one that is there is replaced.
 
-    Parameters
-    ----------
-    path : Path
-        Replaced where there is one.
-    attributes : mapping
-        What describes the recording; strings and numbers.
-    environment : mapping
-        Environment variables worth keeping.
-    rows : mapping of str to int
-        The rows that each table has room for.
+    `attributes` describe the recording, `environment` has variables worth keeping, `rows` the rows that each table has
+    room for.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from hpctk.telemetry.traffic import Traffic
 class Call:
     """One collective call as one rank saw it; the columns of schema.CALLS.
 
-    `sent_bytes` is None where the bytes cannot be known: MPI's own collectives do not say.
+    `sent_bytes` is None where the bytes cannot be known: MPI's own collectives do not report them.
     """
 
     operation: str
@@ -42,12 +42,8 @@ class Call:
 class Recorder(Protocol):
     """Takes calls; must be quick and must not communicate.
 
-    Attributes
-    ----------
-    traffic : Traffic or None
-        Where every message is counted; None for a recorder that does not count them.
-    flags : bool
-        Whether it takes the calls of the few bytes by which ranks agree in a step, too.
+    `traffic` is where every message is counted, None for a recorder that does not count them. `flags` says whether it
+    takes the calls of the few bytes by which ranks agree in a step, too.
     """
 
     @property
@@ -62,16 +58,9 @@ class Recorder(Protocol):
 
 @dataclass
 class Counter:
-    """Sums over all calls.
+    """Sums over all calls on this rank; messages are those sent, as segments.
 
-    Attributes
-    ----------
-    calls, messages, sent_bytes, received_bytes, seconds
-        Totals on this rank; messages are those sent, as segments.
-    uncounted_calls : int
-        Calls whose bytes only MPI knows; they are not in the byte totals.
-    by_operation : dict
-        The number of calls of each operation.
+    `uncounted_calls` are those whose bytes only MPI knows; they are not in the byte totals.
     """
 
     calls: int = 0

@@ -45,24 +45,11 @@ _ROW = struct.Struct(f"<qqdd{_LABEL_BYTES}s" + "".join(_CODES[column.kind] for c
 
 
 class Recording:
-    """One rank's recording of one optimizer.
+    """One rank's recording of one optimizer, into the file `path`. Raise OSError where it cannot be made.
 
-    Parameters
-    ----------
-    path : Path
-        The file to write.
-    settings : StatsSettings
-    size : int
-        Of the communicator.
-    communicator : str
-    attributes, environment : mapping
-        What describes the recording.
-    dense_step_bytes : int
-        What averaging all gradients uncompressed would send in a step.
-    began_s : float, optional
-        When the recording began, by time.perf_counter(): now where not given.
-
-    Raises OSError where the file cannot be made.
+    `size` is that of the communicator, `attributes` and `environment` describe the recording. `dense_step_bytes` is
+    what averaging all gradients uncompressed would send in a step, `began_s` when the recording began, by
+    time.perf_counter(): now where not given.
     """
 
     flags = True
@@ -263,20 +250,11 @@ class Recording:
 
     def _write_small(self, file: RankFile) -> None:
         """Write the tables of constant size, and last of all how far the others are."""
-        traffic = self.traffic
-        traffic.fold()
-        peers = np.zeros(len(traffic.sent_bytes), PEERS.dtype)
-        peers["peer"] = np.arange(len(peers))
-        peers["sent_bytes"], peers["sent_messages"] = traffic.sent_bytes, traffic.sent_messages
-        peers["received_bytes"] = traffic.received_bytes
-        peers["received_messages"] = traffic.received_messages
-        sizes = np.zeros(schema.SIZE_BINS, SIZES.dtype)
-        sizes["lower_bytes"] = 1 << np.arange(schema.SIZE_BINS)
-        sizes["messages"], sizes["sent_bytes"] = traffic.sizes, traffic.size_bytes
-        sizes["calls"] = self._summary.sizes
+        self.traffic.fold()
+        self.traffic.sizes["calls"] = self._summary.sizes
         file.write(SUMMARY, 0, self._summary.table)
-        file.write(PEERS, 0, peers)
-        file.write(SIZES, 0, sizes)
+        file.write(PEERS, 0, self.traffic.peers)
+        file.write(SIZES, 0, self.traffic.sizes)
         file.write(PROGRESS, 0, self._progress)
 
     def _attempt(self, work: Callable[[RankFile], object]) -> None:

@@ -19,7 +19,7 @@ NAME = "hpctk-stats"
 #: Raised when a reader of the version before would misread the file. Readers take their own version and older ones.
 VERSION = 1
 
-#: Where a number of bytes is this, nobody knows it: MPI's own collectives do not tell what they send.
+#: Where a number of bytes is this, it is not known: MPI's own collectives do not report what they send.
 UNKNOWN = -1
 
 
@@ -27,14 +27,8 @@ UNKNOWN = -1
 class Column:
     """One column of a table.
 
-    Attributes
-    ----------
-    name : str
-    kind : str
-        As numpy spells it: "<i8", "<f8", or "S24" for UTF-8 of at most 24 bytes.
-    units : str
-        As UDUNITS spells it: "s", "byte", "1".
-    long_name : str
+    `kind` is as numpy spells it ("<i8", "<f8", or "S24" for UTF-8 of at most 24 bytes), `units` as UDUNITS does ("s",
+    "byte", "1").
     """
 
     name: str
@@ -64,7 +58,7 @@ def _columns_of(kind: str, units: str) -> Callable[[str, str], Column]:
 _text, _count, _bytes = _columns_of("S", ""), _columns_of("<i8", "1"), _columns_of("<i8", "byte")
 _seconds = _columns_of("<f8", "s")
 
-#: What tells calls apart; summaries have one row for each combination.
+#: What distinguishes calls; summaries have one row for each combination.
 LABELS = (
     Column("operation", "S24", "", "what was done: allreduce, broadcast, flags, ticket and so on"),
     Column("schedule", "S24", "", "who sent which part to whom; mpi or torch: the library's own"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpctk.telemetry.schema import AMOUNTS, LABELS, SIZE_BINS, SUMMARY
 
-#: Kinds of calls that are told apart; the rest are summed up together.
+#: Kinds of calls that are distinguished; the rest are summed up together.
 KINDS = 256
 REST = b"(other)"
 #: Operation, schedule, compressor, tensor.
@@ -18,15 +18,9 @@ _WIDTHS = [int(column.kind[1:]) for column in LABELS]
 
 
 class Summary:
-    """Sums by kind of call.
+    """Sums by kind of call, in `table`; `sizes` are calls by the logarithm of their payload.
 
-    Attributes
-    ----------
-    kinds : dict
-        The kinds that are told apart: their number, and their labels as they stand in a row.
-    table : array of SUMMARY's dtype
-    sizes : array of int
-        Calls by the logarithm of their payload.
+    `kinds` are those that are distinguished: their number, and their labels as they stand in a row.
     """
 
     def __init__(self, communicator: str) -> None:

@@ -1,44 +1,38 @@
-"""How much went to every peer and came from it, and how long messages were."""
+"""How much went to every peer and came from it, and how long messages were: the tables `peers` and `sizes`."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from hpctk.telemetry.schema import SIZE_BINS
+import numpy as np
+
+from hpctk.telemetry.schema import PEERS, SIZE_BINS, SIZES
 
 
 class Traffic:
     """Counters of every message of a recording, among `size` ranks.
 
-    Attributes
-    ----------
-    outgoing, incoming : dict of (int, int) to int
-        Messages by peer and length since the last `fold`. Whoever moves messages adds to them, in one operation: a
-        call of a method would cost as much again.
-    sent_bytes, sent_messages, received_bytes, received_messages : list of int
-        By peer.
-    sizes, size_bytes : list of int
-        Messages sent, and bytes in them, by the logarithm of their length.
+    Whoever moves messages adds them to `outgoing` and `incoming`, by peer and length, in one operation: a call of a
+    method would cost as much again. `fold` adds those to the tables.
     """
 
     def __init__(self, size: int) -> None:
         self.outgoing: dict[tuple[int, int], int] = defaultdict(int)
         self.incoming: dict[tuple[int, int], int] = defaultdict(int)
-        self.sent_bytes, self.sent_messages = [0] * size, [0] * size
-        self.received_bytes, self.received_messages = [0] * size, [0] * size
-        self.sizes, self.size_bytes = [0] * SIZE_BINS, [0] * SIZE_BINS
+        self.peers, self.sizes = np.zeros(size, PEERS.dtype), np.zeros(SIZE_BINS, SIZES.dtype)
+        self.peers["peer"], self.sizes["lower_bytes"] = np.arange(size), 1 << np.arange(SIZE_BINS)
 
     def fold(self) -> None:
-        """Add what was counted to the sums, which take no more memory however many lengths there are."""
+        """Add what was counted to the tables, which take no more memory however many lengths there are."""
         # Another thread may go on counting: it finds new dictionaries.
         outgoing, self.outgoing = self.outgoing, defaultdict(int)
         incoming, self.incoming = self.incoming, defaultdict(int)
-        for (peer, nbytes), messages in list(outgoing.items()):
-            self.sent_bytes[peer] += nbytes * messages
-            self.sent_messages[peer] += messages
-            size_bin = max(0, nbytes.bit_length() - 1)
-            self.sizes[size_bin] += messages
-            self.size_bytes[size_bin] += nbytes * messages
-        for (peer, nbytes), messages in list(incoming.items()):
-            self.received_bytes[peer] += nbytes * messages
-            self.received_messages[peer] += messages
+        for counted, direction in ((outgoing, "sent"), (incoming, "received")):
+            rows = [(peer, length, messages) for (peer, length), messages in list(counted.items())]
+            peers, lengths, messages = np.array(rows, np.int64).reshape(-1, 3).T
+            np.add.at(self.peers[f"{direction}_bytes"], peers, lengths * messages)
+            np.add.at(self.peers[f"{direction}_messages"], peers, messages)
+            if direction == "sent":
+                bins = np.frexp(np.maximum(lengths, 1).astype(np.float64))[1] - 1
+                np.add.at(self.sizes["messages"], bins, messages)
+                np.add.at(self.sizes["sent_bytes"], bins, lengths * messages)

@@ -14,7 +14,6 @@ import numpy as np
 from hpctk.errors import HpctkError
 from hpctk.stats import metrics
 from hpctk.stats.read import RankStats, RecordingStats, RunStats
-from hpctk.stats.report import curve
 from hpctk.stats.report.numbers import printable, rank_list
 from hpctk.telemetry import schema
 from hpctk.telemetry.names import file_name
@@ -36,11 +35,16 @@ AMOUNTS = (*_STEPS, *(name if name != "seconds" else "communication_s" for name 
 _ABOUT = ("method", "settings", "library", "communicator", "command", "hpctk", "run_id")
 #: The tables that are read, the last of some ranks only.
 TABLES = ("summary", "sizes", "peers", "steps")
-#: Kinds of calls that are told apart. A file with more was not written by a training job.
+#: Kinds of calls that are distinguished. A file with more was not written by a training job.
 MOST_KINDS = 20_000
 _OTHERS = tuple(b"" if name != "operation" else b"(others)" for name in LABELS)
 #: Fields along each side of the matrix; with more ranks several share one.
 FIELDS = 64
+#: Rows of steps that are read in all; where there are more, not every rank's are.
+ROWS = 4_000_000
+#: What steps count, and columns of steps of which the mean is shown.
+COUNTS = ("rounds", "uploads", "skips", "clipped", "skipped", "fallbacks")
+MEANS = ("seconds", "sent_bytes", "dense_bytes", "exposed_s")
 #: A job of more ranks than this was not recorded: the number is wrong.
 MOST_RANKS = 1_000_000
 
@@ -111,6 +115,52 @@ class Matrix:
         return bad_sent + bad_received + int(len(ids) - np.count_nonzero(known))
 
 
+class Course:
+    """One recording's steps, added up row by row over ranks. Steps without a row are not there."""
+
+    def __init__(self) -> None:
+        self.step = np.zeros(0, np.int64)
+        self._sums = {name: np.zeros(0) for name in (*MEANS, "loss", "ranks", "losses")}
+
+    def add(self, steps: dict[str, Any]) -> tuple[dict[str, float], int]:
+        """Add one rank's steps; return what they count, and how many numbers made no sense."""
+        rows, bad = len(steps["step"]), 0
+        if rows > len(self.step):
+            self.step = np.array(steps["step"])
+            for name, old in self._sums.items():
+                self._sums[name] = np.concatenate([old, np.zeros(rows - len(old))])
+        for name in MEANS:
+            values, bad_values = metrics.clean(steps[name])
+            self._sums[name][:rows] += values
+            bad += bad_values
+        loss = np.asarray(steps["loss"], np.float64)
+        known = np.abs(loss) <= metrics.LARGEST
+        self._sums["loss"][:rows] += np.where(known, loss, 0.0)
+        self._sums["losses"][:rows] += known
+        self._sums["ranks"][:rows] += 1
+        counts = {}
+        for name in COUNTS:
+            values, bad_values = metrics.clean(steps[name])
+            counts[name] = float(values.sum())
+            bad += bad_values
+        return counts, bad
+
+    def mean(self, name: str) -> Any:
+        """Return a column, the mean of its ranks, row by row."""
+        return self._sums[name] / np.maximum(self._sums["ranks"], 1)
+
+    @property
+    def loss(self) -> Any:
+        """The mean loss of the ranks that had one, NaN where none did."""
+        losses = self._sums["losses"]
+        return np.where(losses > 0, self._sums["loss"] / np.maximum(losses, 1), np.nan)
+
+    def sums(self) -> dict[str, float]:
+        """Return the sums over all rows of all ranks, and their number as `rows`."""
+        sums = {name: float(self._sums[name].sum()) for name in MEANS}
+        return {**sums, "rows": float(self._sums["ranks"].sum())}
+
+
 class Account:
     """A run, added up.
 
@@ -130,8 +180,8 @@ class Account:
         self.matrix = Matrix(min(max((one.size for one in run.recordings), default=0), MOST_RANKS))
         self.recordings: list[dict[str, Any]] = []
         self.spans: list[tuple[float, float]] = []
-        self.courses: list[curve.Course] = []
-        self.counts = dict.fromkeys(curve.COUNTS, 0.0)
+        self.courses: list[Course] = []
+        self.counts = dict.fromkeys(COUNTS, 0.0)
         self.curve_ranks: set[int] = set()
         self.problems: list[str] = []
 
@@ -146,13 +196,21 @@ def account(run: RunStats) -> Account:
     return total
 
 
+def _stepping(ranks: list[int], rows: int) -> list[int]:
+    """Return the ranks whose steps are read, when all together have so many rows: evenly spread, at least 4."""
+    if rows <= ROWS:
+        return ranks
+    count = max(4, len(ranks) * ROWS // rows)
+    return ranks if count >= len(ranks) else [ranks[i * len(ranks) // count] for i in range(count)]
+
+
 def _add_recording(total: Account, recording: RecordingStats) -> int:
     """Add one start of training; return how many numbers in its files made no sense."""
     indices = {rank: index for index, rank in enumerate(total.ranks)}
     rows = sum(_number(stats.progress.get("steps_rows")) for stats in recording.ranks.values())
-    stepping = set(curve.chosen(sorted(recording.ranks), int(rows)))
+    stepping = set(_stepping(sorted(recording.ranks), int(rows)))
     missing = np.array(sorted(recording.missing), np.int64)
-    course, bad = curve.Course(), 0
+    course, bad = Course(), 0
     for rank, stats in sorted(recording.ranks.items()):
         try:
             tables = stats.tables(*(TABLES if rank in stepping else TABLES[:-1]))

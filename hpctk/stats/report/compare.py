@@ -7,18 +7,9 @@ from pathlib import PurePath
 from typing import Any
 
 from hpctk.stats import metrics
+from hpctk.stats.report import numbers
 from hpctk.stats.report.figures import COLOURS, run_bars
 from hpctk.stats.report.findings import method_text
-from hpctk.stats.report.numbers import (
-    bytes_text,
-    count,
-    digits,
-    percent,
-    plural,
-    seconds_text,
-    shortened,
-    times,
-)  # fmt: skip
 from hpctk.stats.report.page import Column, figure, framed, warnings
 from hpctk.stats.report.page import table as page_table
 from hpctk.stats.report.svg import Line, chart, escaped, smoothed
@@ -28,22 +19,22 @@ Document = dict[str, Any]
 
 #: A line of the comparison: its name, its key in JSON, and how it is shown.
 ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
-    ("ranks", "ranks", count),
-    ("steps", "steps", count),
-    ("seconds per step", "step_s", seconds_text),
-    ("exposed communication", "exposed_share", percent),
-    ("waiting, of communication", "waiting_share", percent),
-    ("sent per step", "sent_bytes_per_step", bytes_text),
-    ("averaging / sent", "dense_sent", times),
-    ("dense / payload", "dense_payload", times),
-    ("dense / wire", "dense_wire", times),
-    ("load balance", "load_balance", percent),
-    ("parallel efficiency", "parallel_efficiency", percent),
-    ("loss at equal steps", "loss_at_steps", digits),
-    ("loss at equal bytes", "loss_at_bytes", digits),
-    ("loss at equal seconds", "loss_at_seconds", digits),
-    ("last loss", "last_loss", digits),
-    ("calls with unknown bytes", "uncounted_calls", count),
+    ("ranks", "ranks", numbers.count),
+    ("steps", "steps", numbers.count),
+    ("seconds per step", "step_s", numbers.seconds_text),
+    ("exposed communication", "exposed_share", numbers.percent),
+    ("waiting, of communication", "waiting_share", numbers.percent),
+    ("sent per step", "sent_bytes_per_step", numbers.bytes_text),
+    ("averaging / sent", "dense_sent", numbers.times),
+    ("dense / payload", "dense_payload", numbers.times),
+    ("dense / wire", "dense_wire", numbers.times),
+    ("load balance", "load_balance", numbers.percent),
+    ("parallel efficiency", "parallel_efficiency", numbers.percent),
+    ("loss at equal steps", "loss_at_steps", numbers.digits),
+    ("loss at equal bytes", "loss_at_bytes", numbers.digits),
+    ("loss at equal seconds", "loss_at_seconds", numbers.digits),
+    ("last loss", "last_loss", numbers.digits),
+    ("calls with unknown bytes", "uncounted_calls", numbers.count),
 )
 
 
@@ -111,10 +102,9 @@ def _missing(compared: Document) -> list[str]:
 def _equal(compared: Document) -> str:
     """Return where losses were compared."""
     at = compared["equal"]
-    return (
-        f"Losses are compared at step {count(at['steps'])}, {bytes_text(at['sent_bytes'])} sent by a rank and "
-        f"{seconds_text(at['seconds'])}: as far as the run that got least far."
-    )
+    step, seconds = numbers.count(at["steps"]), numbers.seconds_text(at["seconds"])
+    limits = f"step {step}, {numbers.bytes_text(at['sent_bytes'])} sent by a rank and {seconds}"
+    return f"Losses are compared at {limits}: as far as the run that got least far."
 
 
 def text(compared: Document) -> str:
@@ -126,7 +116,7 @@ def text(compared: Document) -> str:
     for first in range(0, len(runs), at_once):
         some = runs[first : first + at_once]
         rows = [[name, *(show(run[key]) for run in some)] for name, key, show in ROWS]
-        parts.append(table(["", *(shortened(run["name"], width) for run in some)], rows))
+        parts.append(table(["", *(numbers.shortened(run["name"], width) for run in some)], rows))
     parts.append(sentences([f"{run['name']}: {run['method']}" for run in runs]))
     parts.append(sentences([_equal(compared)]))
     if missing := _missing(compared):
@@ -153,19 +143,19 @@ def page(compared: Document, documents: Sequence[Document]) -> str:
         return figure(title, run_bars(runs, key, show), "Nothing was counted.")
 
     amounts = [
-        amount("Sent per step and rank", "sent_bytes_per_step", bytes_text),
-        amount("Seconds per step", "step_s", seconds_text),
-        amount("Exposed communication, of the time", "exposed_share", percent),
-        amount("Waiting, of communication", "waiting_share", percent),
+        amount("Sent per step and rank", "sent_bytes_per_step", numbers.bytes_text),
+        amount("Seconds per step", "step_s", numbers.seconds_text),
+        amount("Exposed communication, of the time", "exposed_share", numbers.percent),
+        amount("Waiting, of communication", "waiting_share", numbers.percent),
     ]
     losses = [
-        loss("Loss against bytes", "sent_bytes", "bytes sent by a rank", bytes_text),
-        loss("Loss against seconds", "seconds", "seconds", seconds_text),
-        loss("Loss against steps", "step", "step", count),
+        loss("Loss against bytes", "sent_bytes", "bytes sent by a rank", numbers.bytes_text),
+        loss("Loss against seconds", "seconds", "seconds", numbers.seconds_text),
+        loss("Loss against steps", "step", "step", numbers.count),
     ]
     columns = [Column("run", "name"), Column("method", "method"), *(Column(*row) for row in ROWS)]
     body = (
-        f"<h1>{escaped(plural(len(runs), 'run'))} side by side</h1>\n{warnings(_missing(compared))}\n"
+        f"<h1>{escaped(numbers.plural(len(runs), 'run'))} side by side</h1>\n{warnings(_missing(compared))}\n"
         f'<div class="said"><p>{escaped(_equal(compared))}</p></div>\n'
         f"<section>{page_table('runs', columns, runs)}</section>\n"
         f'<section><div class="figures">{"".join(amounts)}</div>'

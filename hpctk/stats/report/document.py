@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 
 from hpctk.stats import metrics
-from hpctk.stats.report import curve
-from hpctk.stats.report.account import LABELS, SUMS, Account
+from hpctk.stats.report.account import COUNTS, LABELS, MEANS, SUMS, Account, Course
 from hpctk.stats.report.findings import findings, missing
 from hpctk.stats.report.numbers import printable
 
+#: Points of a run's curve.
+POINTS = 300
 #: Raised when the meaning of a key changes.
 VERSION = 1
 #: Keys that end like this are of things that are counted.
-_COUNTED = ("bytes", "calls", "messages", "steps", "dropped", *curve.COUNTS)
+_COUNTED = ("bytes", "calls", "messages", "steps", "dropped", *COUNTS)
 #: What a rank's calls were busy with; the rest of their time is `other_s`.
 INSIDE = ("waiting_s", "combining_s")
 #: What was done for calls before they began and after they were over.
@@ -55,7 +56,7 @@ def document(account: Account) -> dict[str, Any]:
         },
         "per_step": _per_step(account, together=together),
         "counts": {**account.counts, "ranks": len(account.curve_ranks)},
-        "curve": curve.curve(account.courses),
+        "curve": _curve(account.courses),
         "problems": list(account.problems),
     }
     shown["missing"] = missing(shown)
@@ -147,10 +148,34 @@ def _imbalances(account: Account, useful: Any) -> list[dict[str, Any]]:
 def _per_step(account: Account, *, together: bool) -> dict[str, Any]:
     """Return the means over all steps of all ranks; of seconds only where steps followed one another."""
     courses = [course.sums() for course in account.courses]
-    sums = {name: sum(course[name] for course in courses) for name in (*curve.MEANS, "rows")}
-    means = {name: metrics.ratio(sums[name], sums["rows"]) for name in curve.MEANS}
+    sums = {name: sum(course[name] for course in courses) for name in (*MEANS, "rows")}
+    means = {name: metrics.ratio(sums[name], sums["rows"]) for name in MEANS}
     return {
         **means,
         "exposed_share": None if together else metrics.ratio(sums["exposed_s"], sums["seconds"]),
         "dense_sent": metrics.ratio(sums["dense_bytes"], sums["sent_bytes"]),
+    }
+
+
+def _curve(courses: list[Course]) -> dict[str, list[Any]]:
+    """Return a run's course, from those of its recordings one after the other, in at most POINTS points.
+
+    `seconds`, `sent_bytes` and `dense_bytes` are sums since its first step, `step_...` means over a point's steps.
+    """
+    keys = ("seconds", "sent_bytes", "dense_bytes")
+    total = sum(len(course.step) for course in courses)
+    bins = metrics.bins(total, POINTS)
+    # The last step of every point.
+    last = np.flatnonzero(np.diff(bins, append=POINTS))
+    columns = {key: np.concatenate([np.zeros(0), *(course.mean(key) for course in courses)]) for key in keys}
+    columns["loss"] = np.concatenate([np.zeros(0), *(course.loss for course in courses)])
+    means = {key: metrics.bin_means(values, bins).tolist() for key, values in columns.items()}
+    steps = np.concatenate([np.zeros(0, np.int64), *(course.step for course in courses)])
+    return {
+        "step": steps[last].tolist(),
+        **{key: np.cumsum(columns[key])[last].tolist() for key in keys},
+        "step_s": means["seconds"],
+        "step_sent_bytes": means["sent_bytes"],
+        "step_dense_bytes": means["dense_bytes"],
+        "loss": means["loss"],
     }

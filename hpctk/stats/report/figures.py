@@ -17,6 +17,8 @@ from hpctk.stats.report.numbers import bytes_text, count, digits, printable, sec
 from hpctk.stats.report.svg import HEIGHT, LETTER, WIDTH, Axis, Line, Svg, chart, smoothed
 from hpctk.stats.report.timeline import Lane
 
+#: Kind of mark in a legend, and its name.
+Mark = tuple[str, str]
 #: What a rank's seconds went into: key of its entry in the document, and name. The classes of the page's style are
 #: part0, part1 and so on.
 PARTS = {
@@ -61,7 +63,7 @@ class Figure:
     empty: str
     draw: Callable[[Material], str]
     shape: str = ""
-    legend: tuple[tuple[str, str], ...] = ()
+    legend: tuple[Mark, ...] = ()
 
 
 def bars(ranks: list[dict[str, Any]]) -> str:

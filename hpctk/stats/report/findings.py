@@ -14,7 +14,7 @@ Document = dict[str, Any]
 EVEN = 0.75
 #: A file that ends so much before the last one is worth a word: files are not written at the same moment.
 LAG_S = 1.0
-#: What ranks that are shown in place of all are extreme in, the most telling first.
+#: What ranks must be extreme in to be shown instead of all, the most important first.
 EXTREME_IN = ("waiting_share", "computing_s", "communication_s", "sent_bytes", "exposed_s", "received_bytes")
 
 

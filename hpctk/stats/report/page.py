@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from hpctk.stats.report import findings as words
-from hpctk.stats.report.figures import FIGURES, Material
+from hpctk.stats.report.figures import FIGURES, Mark, Material
 from hpctk.stats.report.numbers import bytes_text, count, percent, plural, rate_text, seconds_text, times
 from hpctk.stats.report.svg import escaped
 
@@ -72,12 +72,7 @@ def page(material: Material) -> str:
 
 
 def figure(
-    title: str,
-    drawing: str,
-    empty: str,
-    caption: str = "",
-    shape: str = "",
-    legend: Sequence[tuple[str, str]] = (),
+    title: str, drawing: str, empty: str, caption: str = "", shape: str = "", legend: Sequence[Mark] = ()
 ) -> str:
     """Return a figure with its title, legend and caption; where there is no drawing, `empty` says why."""
     if not drawing:

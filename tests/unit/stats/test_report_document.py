@@ -9,9 +9,8 @@ from stats_memory import add_call, recording, run
 
 import hpctk
 from hpctk.stats.read import RunStats
-from hpctk.stats.report import curve
 from hpctk.stats.report.account import account
-from hpctk.stats.report.document import document
+from hpctk.stats.report.document import POINTS, document
 
 
 def report(stats):
@@ -205,13 +204,13 @@ def test_the_curve_adds_up_bytes_and_averages_losses():
 
 def test_a_long_curve_has_few_points_and_ends_at_the_end():
     shown = report(run(2, steps=5000))["curve"]
-    assert len(shown["step"]) == curve.POINTS
+    assert len(shown["step"]) == POINTS
     assert shown["step"][-1] == 4999
     assert shown["sent_bytes"][-1] == pytest.approx(4e6 * 5000)
 
 
 def test_of_many_long_runs_some_ranks_steps_are_read_and_it_says_so(monkeypatch):
-    monkeypatch.setattr(curve, "ROWS", 100)
+    monkeypatch.setattr("hpctk.stats.report.account.ROWS", 100)
     shown = report(run(20, steps=20))
     assert shown["counts"]["ranks"] == 5
     assert "curves and counts are those of 5 of 20 ranks" in shown["missing"]
