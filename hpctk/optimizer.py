@@ -26,12 +26,12 @@ from hpctk.methods.core import drift
 from hpctk.methods.core.method import Closure, GradientMethod, LocalStepMethod, LocalStepRun, Method, Run
 from hpctk.methods.core.replica import Replica
 from hpctk.ways_in import handshake
+from hpctk.ways_in.counters import Counters, StatsLike, wanted
 from hpctk.ways_in.grad_scaler import ResidualScale, tell, unscale
 from hpctk.ways_in.gradient_exchange import buckets_of
 from hpctk.ways_in.gradient_steps import GradientSteps
 from hpctk.ways_in.overlap import Overlap, release
 from hpctk.ways_in.participant import Participant, note_one_rank
-from hpctk.ways_in.tally import StatsLike, Tally, wanted
 
 if TYPE_CHECKING:
     from hpctk.comm.world import Comm
@@ -120,16 +120,16 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         self._replica = Replica(
             here, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient, check_every
         )
-        self._tally = Tally(self._replica, method, recorded)
+        self._counters = Counters(self._replica, method, recorded)
         self._joining = False
         self._residual_scale = ResidualScale(self)
         release(trained.values())
-        with self._tally.preparing():
+        with self._counters.preparing():
             broadcast_in_place(here, [x.detach() for x in (*parameters.values(), *buffers.values())])
         self._overlap: Overlap | None = None
-        with self._tally.counting():
+        with self._counters.counting():
             self._run, self._steps = self._begin(method, overlap)
-        self._tally.begin()
+        self._counters.begin()
         note_one_rank(here)
 
     def _begin(self, method: Method, overlap: bool) -> tuple[Run, GradientSteps | LocalStepRun]:
@@ -138,7 +138,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             run = method.begin(self._replica)
             buckets = buckets_of(run) if overlap else None
             if buckets is not None:
-                self._overlap = Overlap(self._replica, buckets, self._tally.counting)
+                self._overlap = Overlap(self._replica, buckets, self._counters.counting)
             return run, GradientSteps(run, self._base, self._overlap)
         assert isinstance(method, LocalStepMethod)
         steps = method.begin(self._replica, self._base)
@@ -185,10 +185,10 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             Given by `scaler.step(opt)`, never by users.
         """
         self._check_groups()
-        with self._tally.counting():
+        with self._counters.counting():
             scaled = grad_scaler is not None
             value = self._scaled_step(loss, grad_scaler) if scaled else self._steps.step(closure, loss)
-        self._tally.end_step(self._run.counts, value if loss is None else loss)
+        self._counters.end_step(self._run.counts, value if loss is None else loss)
         return value
 
     def _scaled_step(self, loss: Any, scaler: Any) -> Any:
@@ -227,7 +227,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         """Exchange the gradients now, so that they can be looked at or clipped before step(). For gradient methods."""
         if not isinstance(self._steps, GradientSteps):
             raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
-        with self._tally.counting():
+        with self._counters.counting():
             self._exchange_early(self._steps)
 
     def _exchange_early(self, steps: GradientSteps) -> None:
@@ -274,14 +274,14 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         finally:
             self._joining = False
         while self._idle_step():
-            self._tally.end_step(self._run.counts)
-        with self._tally.counting():
+            self._counters.end_step(self._run.counts)
+        with self._counters.counting():
             leader, self._replica.leader = self._replica.leader, None
             if leader is not None and isinstance(self._steps, GradientSteps):
                 self._steps.follow(leader)
 
     def _idle_step(self) -> bool:
-        with self._tally.counting():
+        with self._counters.counting():
             return self._steps.idle()
 
     def state_dict(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ class Checkpoints:
     def resume(self) -> dict[str, Any] | None:
         """Load the newest whole checkpoint; return its extra, or None where there is none yet. Collective."""
         there = self._opt.world.run_on_root(
-            f"looking for checkpoints in {self._path}", lambda: bool(folder.whole(self._path))
+            f"looking for checkpoints in {self._path}", lambda: bool(folder.complete(self._path))
         )
         extra = load_checkpoint(self._path, self._opt, self._model) if there else None
         self._start_counting()

@@ -55,7 +55,7 @@ class Index:
         return json.dumps({"format": FORMAT, "version": VERSION, **kept, "files": files}, indent=2) + "\n"
 
 
-def whole(folder: Path) -> list[Path]:
+def complete(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder that came to their end, the oldest first."""
     return [place for place in _all(folder) if is_whole(place)]
 
@@ -71,7 +71,7 @@ def newest(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise HpctkError(f"{path}: there is no such folder, so no checkpoint")
-    found = whole(path)
+    found = complete(path)
     if not found:
         begun = len(_all(path))
         remark = f"; {begun} were begun and did not come to their end" if begun else ""
@@ -80,8 +80,8 @@ def newest(path: Path) -> Path:
 
 
 def before(place: Path) -> Path | None:
-    """Return the whole checkpoint before this one, None where there is none."""
-    earlier = [one for one in whole(place.parent) if _number(one) < _number(place)]
+    """Return the complete checkpoint before this one, None where there is none."""
+    earlier = [one for one in complete(place.parent) if _number(one) < _number(place)]
     return earlier[-1] if earlier else None
 
 
@@ -130,8 +130,8 @@ def index_from_json(place: Path, text: str) -> Index:
 
 
 def outdated(folder: Path) -> list[str]:
-    """Return the names of whole checkpoints that are older than the last KEPT."""
-    return [place.name for place in whole(folder)[:-KEPT]]
+    """Return the names of complete checkpoints that are older than the last KEPT."""
+    return [place.name for place in complete(folder)[:-KEPT]]
 
 
 def unfinished(folder: Path) -> list[str]:

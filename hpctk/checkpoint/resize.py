@@ -20,7 +20,7 @@ from hpctk.checkpoint import training, tree
 from hpctk.checkpoint.training import Trainer
 from hpctk.methods.core import replay
 from hpctk.methods.core.resharding import reshard
-from hpctk.ways_in.tally import Stats
+from hpctk.ways_in.counters import Stats
 
 #: Opens the file of an earlier rank.
 Opener = Callable[[int], AbstractContextManager[Any]]

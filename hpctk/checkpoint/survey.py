@@ -35,7 +35,7 @@ def survey(path: Path, *, tensors: bool = False) -> dict[str, Any]:
         "parts": inside.get("parts", []),
         "extra": inside.get("extra", {}),
         "tensors": inside.get("tensors", []),
-        "others": [one.name for one in folder.whole(place.parent) if one != place],
+        "others": [one.name for one in folder.complete(place.parent) if one != place],
     }
 
 

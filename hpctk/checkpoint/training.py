@@ -24,7 +24,7 @@ from hpctk.errors import SettingError
 from hpctk.methods.core import replay
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.resharding import SavedRanks
-from hpctk.ways_in.tally import Stats
+from hpctk.ways_in.counters import Stats
 
 Tree = dict[str, Any]
 

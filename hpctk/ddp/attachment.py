@@ -33,9 +33,9 @@ from hpctk.methods.core.step_status import StatusExchange, StepStatus
 from hpctk.methods.mean import Mean
 from hpctk.telemetry.settings import StatsSettings
 from hpctk.ways_in import handshake
+from hpctk.ways_in.counters import Counters, StatsLike, kept_loss, wanted
 from hpctk.ways_in.gradient_exchange import buckets_of, exchange_gradients
 from hpctk.ways_in.participant import Participant, note_one_rank
-from hpctk.ways_in.tally import StatsLike, Tally, kept_loss, wanted
 
 
 class DistributedOptimizer(optimizer.DistributedOptimizer):
@@ -141,8 +141,8 @@ class Attached(Participant):
             on_bad_gradient=on_bad_gradient,
             check_every=check_every,
         )
-        self._tally = Tally(self._replica, method, stats)
-        with self._tally.counting():
+        self._counters = Counters(self._replica, method, stats)
+        with self._counters.counting():
             self._run: GradientRun = method.begin(self._replica)
         self.method = method
         self._loss: Any = None
@@ -155,7 +155,7 @@ class Attached(Participant):
         self._handed: list[tuple[torch.Tensor, Any]] = []
         self._gradients: dict[str, torch.Tensor] = {}
         self._dropped = DroppedStep(named.values())
-        self._tally.begin()
+        self._counters.begin()
         note_one_rank(here)
 
     def note_loss(self, loss: Any) -> None:
@@ -187,16 +187,16 @@ class Attached(Participant):
         }
         self._gradients |= gradients
         if self._buckets is not None:
-            with self._driver.lock, self._tally.counting():
+            with self._driver.lock, self._counters.counting():
                 # DDP hands over the same buckets in the same order on all ranks.
                 self._buckets.start(gradients.items(), in_order=True)
             if not bucket.is_last():
                 self._driver.start()
         if bucket.is_last():
             self._driver.stop()
-            with self._tally.counting():
+            with self._counters.counting():
                 self._finish()
-            self._tally.end_step(self._run.counts, self._loss)
+            self._counters.end_step(self._run.counts, self._loss)
             self._loss = None
         return future
 

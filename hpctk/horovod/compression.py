@@ -37,11 +37,11 @@ from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.mean import Mean
 from hpctk.torch_private import is_unscaled
 from hpctk.ways_in import handshake
+from hpctk.ways_in.counters import Counters, Stats, StatsLike, kept_loss, wanted
 from hpctk.ways_in.grad_scaler import ResidualScale, let_step_take_scaler, tell, unscale
 from hpctk.ways_in.gradient_exchange import exchange_gradients
 from hpctk.ways_in.overlap import release
 from hpctk.ways_in.participant import Participant, averaged_model
-from hpctk.ways_in.tally import Stats, StatsLike, Tally, kept_loss, wanted
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -122,8 +122,8 @@ class Compression(Participant, ReadyMade):
         )  # fmt: skip
         #: The gradients that went through `compress` in this step, by name; then what the exchange made of them.
         self._kept: dict[str, torch.Tensor] = {}
-        self._tally = Tally(self._replica, self.method, recorded)
-        self._tally.begin()
+        self._counters = Counters(self._replica, self.method, recorded)
+        self._counters.begin()
         #: The gradients that Horovod has taken back, once they were exchanged.
         self._returned: set[str] = set()
         self._exchanged = False
@@ -228,7 +228,7 @@ class Compression(Participant, ReadyMade):
     def _first(self, token: torch.Tensor) -> None:
         """Exchange all gradients of the step."""
         self._exchanged, self._skipping, self._error = True, False, None
-        self._tell_of_tokens()
+        self._record_tokens()
         try:
             factor = tokens.factor(token, self._replica.world.size)
             if self.method.kind == "gradient":
@@ -241,9 +241,9 @@ class Compression(Participant, ReadyMade):
         if self._attachment is None:
             self._end_step()
 
-    def _tell_of_tokens(self) -> None:
-        """Tell of what Horovod has moved for us; how, it keeps to itself."""
-        with self._tally.counting():
+    def _record_tokens(self) -> None:
+        """Record what Horovod has moved for us; how, it keeps to itself."""
+        with self._counters.counting():
             engine_of(self.world).record_control(
                 "tokens", "horovod", tokens.TOKEN_BYTES * len(self._kept), time.perf_counter()
             )
@@ -253,7 +253,7 @@ class Compression(Participant, ReadyMade):
         self._loss = kept_loss(loss)
 
     def _end_step(self) -> None:
-        self._tally.end_step({} if self._begun_run is None else self._begun_run.counts, self._loss)
+        self._counters.end_step({} if self._begun_run is None else self._begun_run.counts, self._loss)
         self._loss = None
 
     def _exchange(self, factor: int = 1) -> None:
@@ -263,7 +263,7 @@ class Compression(Participant, ReadyMade):
             scale = self._residual_scale.factor()
             if scale != 1:
                 run.rescale(scale)
-        with self._tally.counting():
+        with self._counters.counting():
             status, made = exchange_gradients(summing or run, self._gradients, self._groups)
             self._kept |= made
             if summing is not None:
@@ -295,7 +295,7 @@ class Compression(Participant, ReadyMade):
                     self._skipped = self._skipping
                     return done
                 steps = cast(LocalStepRun, self._begun())
-                with self._tally.counting():
+                with self._counters.counting():
                     steps.step(None, None)
                 self._skipped = steps.skipped
                 return True
@@ -314,7 +314,7 @@ class Compression(Participant, ReadyMade):
             self._end_round()
         if self._skipping or not needs_attach(self.method):
             return self._skipping
-        with self._tally.counting():
+        with self._counters.counting():
             cast(GradientRun, self._begun()).apply(self._base)
         return True
 
@@ -335,7 +335,7 @@ class Compression(Participant, ReadyMade):
             self._check_use()
             if fresh and self.method.kind != "gradient":
                 check_same_parameters(self._replica)
-            with self._tally.counting():
+            with self._counters.counting():
                 self._begun_run = self._begin()
         return self._begun_run
 
@@ -362,7 +362,7 @@ class Compression(Participant, ReadyMade):
         if not self._member:
             yield
             return
-        with averaged_model(self._begun(), self._tally.counting):
+        with averaged_model(self._begun(), self._counters.counting):
             yield
 
     @property
@@ -370,11 +370,11 @@ class Compression(Participant, ReadyMade):
         """What was done on this rank so far. Horovod's tokens are not counted: 16 bytes for each parameter."""
         if not self._member:
             return Stats(0, 0, 0, 0, 0.0, 0, {})
-        return self._tally.stats(self._begun_run.counts.copy() if self._begun_run is not None else {})
+        return self._counters.stats(self._begun_run.counts.copy() if self._begun_run is not None else {})
 
     def load_stats(self, stats: Stats) -> None:
         """Go on counting from what an earlier run had counted on this rank. Collective before the first step."""
-        self._tally.load(stats)
+        self._counters.load(stats)
         self._begun(fresh=False).counts = Counter(stats.counts)
 
     def close_stats(self) -> None:

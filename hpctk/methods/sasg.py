@@ -129,9 +129,9 @@ class SasgRun(UpdateRun):
         with engine_of(here).span("updates", "TopK", elements=n, dense_bytes=n * itemsize) as span:
             with span.compressing():
                 message = self._message() if uploaded else None if active else self._farewell()
-            heard = lazy_allgather(here, message)
+            received = lazy_allgather(here, message)
             with span.decompressing():
-                self.messages.hear(heard)
+                self.messages.replace(received)
         self.delay = 1 if uploaded else self.delay + 1
         self.counts["uploads" if uploaded else "skips"] += 1
         if uploaded:

@@ -17,7 +17,7 @@ from hpctk.log import log
 from hpctk.methods.core.method import Run
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
-from hpctk.ways_in.tally import Stats, Tally
+from hpctk.ways_in.counters import Counters, Stats
 
 
 def note_one_rank(world: World) -> None:
@@ -38,7 +38,7 @@ class Participant:
     """A rank's part in a method, as checkpoints and statistics see it."""
 
     _replica: Replica
-    _tally: Tally
+    _counters: Counters
     _run: Run
 
     @property
@@ -53,7 +53,7 @@ class Participant:
         Collective over the communicator at its beginning. Floating point buffers are averaged, too, where the model
         is known.
         """
-        with averaged_model(self._run, self._tally.counting):
+        with averaged_model(self._run, self._counters.counting):
             yield
 
     def consensus(self) -> AbstractContextManager[None]:
@@ -64,16 +64,16 @@ class Participant:
     @property
     def stats(self) -> Stats:
         """What was done on this rank so far."""
-        return self._tally.stats(self._run.counts.copy())
+        return self._counters.stats(self._run.counts.copy())
 
     def load_stats(self, stats: Stats) -> None:
         """Go on counting from what an earlier run had counted on this rank."""
-        self._tally.load(stats)
+        self._counters.load(stats)
         self._run.counts = Counter(stats.counts)
 
     def close_stats(self) -> None:
         """Close this rank's statistics file, if there is one. Local; done at exit otherwise."""
-        self._tally.close()
+        self._counters.close()
 
     def begin(self) -> None:
         """Do nothing: the method was begun when this was made. For checkpoints."""

@@ -102,7 +102,7 @@ FULL = """
         except hpctk.HpctkError as error:
             print("refused:", error, flush=True)
         opt.world.barrier()
-        assert folder.whole(home) == [first], "the first checkpoint is not alone"
+        assert folder.complete(home) == [first], "the first checkpoint is not alone"
         assert not list(home.glob("**/*.partial")), "half a file was left"
         hpctk.load_checkpoint(home, opt, model)
     hpctk.save_checkpoint(home, opt, model)

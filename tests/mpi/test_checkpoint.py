@@ -300,7 +300,7 @@ def test_one_rank_cannot_write(world, shared):
         with pytest.raises(PeerError, match=f"failed on rank {last}.*rank-{last:05}.h5"):
             job.save(shared / "kept")
     world.barrier()
-    assert folder.whole(shared / "kept") == [first]
+    assert folder.complete(shared / "kept") == [first]
     assert not blocked.parent.exists()
 
 
@@ -428,7 +428,10 @@ class TestCheckpoints:
         with hpctk.Checkpoints(shared / "kept", other.opt, other.model) as again:
             extra = again.resume()
         assert extra["t"] == 6
-        assert [place.name for place in folder.whole(shared / "kept")] == ["000001-step-3", "000002-step-6"]
+        assert [place.name for place in folder.complete(shared / "kept")] == [
+            "000001-step-3",
+            "000002-step-6",
+        ]
 
     def test_by_the_clock(self, world, shared):
         """Rank 0's clock decides: all save in the same step, whatever the others' clocks say."""
@@ -437,7 +440,7 @@ class TestCheckpoints:
         with hpctk.Checkpoints(shared / "kept", job.opt, job.model, every_s=every_s) as checkpoints:
             job.step()
             checkpoints.after_step(t=1)
-        assert [place.name for place in folder.whole(shared / "kept")] == ["000001-step-1"]
+        assert [place.name for place in folder.complete(shared / "kept")] == ["000001-step-1"]
 
     def test_ranks_that_ran_out_of_data(self, world, shared):
         """In a join() an idle rank counts rounds, not steps; all must save at the same calls all the same."""
@@ -447,7 +450,7 @@ class TestCheckpoints:
                 with job.opt.join():
                     job.train(4 + 4 * (world.rank == 0))
                 checkpoints.after_step(epoch=epoch)
-        assert len(folder.whole(shared / "kept")) == 2
+        assert len(folder.complete(shared / "kept")) == 2
 
     def test_bad_settings(self, world, shared):
         job = Job(METHODS["mean"]())
@@ -479,4 +482,4 @@ class TestCheckpoints:
         assert other.opt.stats.counts["rounds"] == 9
         # Rank 0 removes what is old while the others go on.
         world.barrier()
-        assert len(folder.whole(shared / "kept")) == 2
+        assert len(folder.complete(shared / "kept")) == 2

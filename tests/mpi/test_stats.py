@@ -405,7 +405,7 @@ def test_times_of_all_ranks_can_be_compared(world, mpi_tmp_path):
 def test_nothing_is_communicated_for_the_sake_of_statistics_in_steps(world, mpi_tmp_path):
     """As many collectives with files as without."""
     opts = [train(world, hpctk.Mean(), stats) for stats in (None, mpi_tmp_path / "run")]
-    one, other = (opt._tally.counter for opt in opts)
+    one, other = (opt._counters.counter for opt in opts)
     assert one.by_operation == other.by_operation
     assert one.sent_bytes == other.sent_bytes
     assert len(engine_of(world).recorders) == 1

@@ -40,8 +40,8 @@ class LastMessages:
         """Return whether there is a message of a rank."""
         return self._pairs[rank] is not None
 
-    def hear(self, news: Mapping[int, Any]) -> None:
-        """Replace the messages of some ranks by what they said now, as bytes; by nothing where those are none."""
+    def replace(self, news: Mapping[int, Any]) -> None:
+        """Replace the messages of some ranks by what they sent now, as bytes; by nothing where those are none."""
         for rank, data in news.items():
             self._pairs[rank] = sparse.read(data, self._n, self._dtype) if len(data) else None
 

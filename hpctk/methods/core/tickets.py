@@ -54,7 +54,7 @@ class Tickets:
         """
         if self._rank == OWNER:
             self._add(-self._add(0))
-            self._tell_of_answers()
+            self._record_answers()
         self._first += self._size * (self._period + 1)
         self.number = self._first + self._rank
 
@@ -73,8 +73,8 @@ class Tickets:
         engine.report(call)
         return before
 
-    def _tell_of_answers(self) -> None:
-        """Tell of the tickets that this rank has given to others."""
+    def _record_answers(self) -> None:
+        """Record the tickets that this rank has given to others."""
         word, answered = self._word, self._word.take_answered()
         if not answered or word.sent_bytes is None or word.received_bytes is None:
             return

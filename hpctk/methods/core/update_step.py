@@ -71,7 +71,7 @@ class UpdateRun(LocalStepRun):
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration on the gradient that is there, or that the closure makes."""
         value = evaluate(closure)
-        self._settle(self.open_step(self.replica.gradients, self.base.param_groups), active=True)
+        self._advance(self.open_step(self.replica.gradients, self.base.param_groups), active=True)
         return value
 
     def idle(self) -> bool:
@@ -80,10 +80,10 @@ class UpdateRun(LocalStepRun):
             parameter.grad = None
         status = self.open_step(self.replica.gradients, self.base.param_groups, active=False)
         if status.active:
-            self._settle(status, active=False)
+            self._advance(status, active=False)
         return status.active
 
-    def _settle(self, status: StepStatus, *, active: bool) -> None:
+    def _advance(self, status: StepStatus, *, active: bool) -> None:
         self.skipped = self.skip_or_raise(status)
         if not self.skipped:
             self.exchange(active=active)

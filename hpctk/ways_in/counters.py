@@ -63,7 +63,7 @@ class Stats:
     counts: Mapping[str, int]
 
 
-class Tally:
+class Counters:
     """Steps, a counter of the collectives that belong to them, and their recording.
 
     Collective over the communicator to make, where statistics are asked for.
