@@ -154,7 +154,7 @@ def _opened(here: World, n: int, dtype: Dtype) -> Call:
 
 
 def _report(here: World, call: Call, waiting_s: float) -> None:
-    """Tell of a call of the library's own, in which nobody can see more than how long it took."""
+    """Record a call of the library's own, of which only its duration is known."""
     engine = engine_of(here)
     call.waiting_s = waiting_s
     engine.exposed_s += waiting_s

@@ -62,16 +62,16 @@ def compressed_mean(
     tensors : mapping of str to torch.Tensor
         Contiguous, by parameter name.
     residuals : Residuals or None
-        What was not carried before is added first, what is not carried now is left there. None: forgotten.
+        What was not carried before is added first, what is not carried now is left there. None: it is dropped.
     schedule : str
         Of dense all-reduces.
     checked : bool
         Whether all ranks know that `refuse_bad_sums` refuses nothing on any of them: then they need not ask each other.
     """
-    spared = {name: tensor for name, tensor in tensors.items() if compressor.is_excluded(name, tensor)}
-    chosen = {name: tensor for name, tensor in tensors.items() if name not in spared}
-    if spared:
-        dense_mean(here, spared, schedule)
+    excluded = {name: tensor for name, tensor in tensors.items() if compressor.is_excluded(name, tensor)}
+    chosen = {name: tensor for name, tensor in tensors.items() if name not in excluded}
+    if excluded:
+        dense_mean(here, excluded, schedule)
     if not chosen:
         return
     if not checked:
@@ -119,7 +119,7 @@ def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> 
         alike = list(named.values())
         with engine.span(label(named, what)) as span:
             with span.staging():
-                flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=_room(here, alike))
+                flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=_scratch(here, alike))
             reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
             parts = flat.split([tensor.numel() for tensor in alike])
             with span.staging():
@@ -128,13 +128,13 @@ def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> 
                 )
 
 
-def _room(here: World, alike: list[torch.Tensor]) -> torch.Tensor:
+def _scratch(here: World, alike: list[torch.Tensor]) -> torch.Tensor:
     """Return memory to lay tensors of one dtype in; on the host the same in every step, new pages are slow."""
     n = sum(tensor.numel() for tensor in alike)
     if buffers.on_device(alike[0]):
         return alike[0].new_empty(n)
-    room = engine_of(here).workspace("dense_mean", n * alike[0].element_size())
-    return torch.from_numpy(room).view(alike[0].dtype)
+    memory = engine_of(here).workspace("dense_mean", n * alike[0].element_size())
+    return torch.from_numpy(memory).view(alike[0].dtype)
 
 
 def refuse_bad_sums(tensors: Tensors, residuals: Residuals | None) -> None:

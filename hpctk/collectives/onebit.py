@@ -43,7 +43,7 @@ class Parts:
         return self.signs[peer, lo - self._lo : hi - self._lo]
 
     def arrived(self, peer: int, lo: int, hi: int) -> None:
-        """Nothing to do before all are there."""
+        """Do nothing: the signs are used when all are there."""
 
 
 def shard_bounds(here: World, n: int) -> tuple[int, int]:

@@ -74,7 +74,7 @@ def sample(source: Array, gradient: Array | None, chosen: Array) -> None:
     stride = np.uint64(len(source) // len(chosen))
     golden = np.uint64(2654435769)
     for i in range(len(chosen)):
-        # Where in its part: by a sequence without a period, lest a regular tensor deceive us.
+        # Where in its part: by a sequence without a period: a regular tensor must not bias the sample.
         jitter = (((np.uint64(i) * golden) & np.uint64(0xFFFFFFFF)) * stride) >> np.uint64(32)
         position = np.uint64(i) * stride + jitter
         if gradient is None:
@@ -122,7 +122,7 @@ def write_indices(source: Array, threshold: Any, ties: int, first: int, indices:
             break
         here = magnitude(source[i])
         tie = here == threshold and ties > 0
-        # Written in any case and kept if it counts: cheaper than a branch nobody predicts.
+        # Written in any case and kept if it counts: cheaper than a branch that is mispredicted.
         indices[found] = first + i
         found += here > threshold or tie
         ties -= tie

@@ -79,7 +79,7 @@ def _merge(
     i, j, n = 0, 0, 0
     # -0.0, not 0.0, leaves every number as it is: -0.0 + 0.0 would lose the sign.
     nothing = values.dtype.type(-0.0)
-    # Which list comes next is a coin toss that no processor predicts: select, do not branch.
+    # Which list comes next cannot be predicted: select, do not branch.
     while i < len(a_indices) and j < len(b_indices):
         a, b = a_indices[i], b_indices[j]
         a_value, b_value = a_values[i], b_values[j]

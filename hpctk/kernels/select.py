@@ -1,6 +1,6 @@
 """The k elements of largest magnitude, exactly; among equals the lowest index first.
 
-A sample tells a threshold that a little more than k elements reach; one pass collects those, and the
+A sample gives a threshold that a little more than k elements reach; one pass collects those, and the
 exact choice is made among them. Where the sample was wrong, or k is large, a histogram of the magnitudes'
 high bits tells in which bin the k-th largest lies, a finer one of that bin the next bits, and so on to
 the last: a pass over the tensor each time, and no memory but the result.
@@ -27,7 +27,7 @@ LARGEST_PART = 1 / 8
 SAMPLE = 1 << 17
 #: The guess was wrong when more than one in so many elements reach it; their list would cost too much memory.
 MOST_CANDIDATES = 6
-#: Bits that one histogram tells: its counters stay in the fastest cache.
+#: Bits that one histogram finds: its counters stay in the fastest cache.
 BINS_BITS = 12
 
 
@@ -94,7 +94,7 @@ def _select(
         candidates = _collect(source, gradient, guess, expected, threads, clear=clear)
         if candidates is not None and len(candidates[0]) >= k:
             return _among(*candidates, guess, k, threads, source if clear else None)
-        exact = _lucky_guess(source, guess, k, candidates, threads)
+        exact = _threshold_from_guess(source, guess, k, candidates, threads)
         if candidates is not None and clear:
             source[candidates[0]] = candidates[1]
     elif gradient is not None:
@@ -167,7 +167,7 @@ def _among(
     return kept
 
 
-def _lucky_guess(
+def _threshold_from_guess(
     source: Array, guess: int, k: int, candidates: tuple[Array, Array] | None, threads: int | None
 ) -> tuple[int, int] | None:
     """Return what `threshold_of` would where so many elements are equal that the guess told it, else None."""

@@ -1,7 +1,7 @@
 """Compile the kernels that training uses, once: `python -m hpctk.kernels.warm`.
 
 The first rank that needs a kernel compiles it, for seconds, and leaves it in the cache. Where many ranks start at
-once on few cores they would all do so; one process beforehand spares them that.
+once on few cores they would all do so; one process does it beforehand instead.
 """
 
 from __future__ import annotations

@@ -32,24 +32,21 @@ _ALL = range(1)
 def broadcast(size: int, root: int = 0) -> Plan:
     """Give everyone what `root` has."""
     depth = _depth(size)
-    return Plan(
-        name="binomial",
-        kind="broadcast",
-        size=size,
-        blocks=1,
-        steps=lambda rank: mirrored(_reducing(size, rank, root)),
-        volume=Volume(
-            rounds=depth,
-            messages=depth,
-            sent=depth,
-            received=min(1, depth),
-            combined=0,
-            total_sent=size - 1,
-            phases=merged([Phase(depth, blocks=1)]),
-            network_sent=depth,
-        ),
-        root=root,
+
+    def steps(rank: int) -> Iterator[Round]:
+        return mirrored(_reducing(size, rank, root))
+
+    volume = Volume(
+        rounds=depth,
+        messages=depth,
+        sent=depth,
+        received=min(1, depth),
+        combined=0,
+        total_sent=size - 1,
+        phases=merged([Phase(depth, blocks=1)]),
+        network_sent=depth,
     )
+    return Plan("binomial", "broadcast", size, 1, steps, volume, root=root)
 
 
 def allreduce(size: int) -> Plan:
@@ -61,23 +58,17 @@ def allreduce(size: int) -> Plan:
         yield from reducing
         yield from mirrored(reducing)
 
-    return Plan(
-        name="binomial",
-        kind="allreduce",
-        size=size,
-        blocks=1,
-        steps=steps,
-        volume=Volume(
-            rounds=2 * depth,
-            messages=depth,
-            sent=depth,
-            received=depth,
-            combined=depth,
-            total_sent=2 * (size - 1),
-            phases=merged([Phase(depth, blocks=1, combined=1), Phase(depth, blocks=1)]),
-            network_sent=depth,
-        ),
+    volume = Volume(
+        rounds=2 * depth,
+        messages=depth,
+        sent=depth,
+        received=depth,
+        combined=depth,
+        total_sent=2 * (size - 1),
+        phases=merged([Phase(depth, blocks=1, combined=1), Phase(depth, blocks=1)]),
+        network_sent=depth,
     )
+    return Plan("binomial", "allreduce", size, 1, steps, volume)
 
 
 def _depth(size: int) -> int:

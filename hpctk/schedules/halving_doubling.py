@@ -43,14 +43,7 @@ def allreduce(size: int) -> Plan:
         yield from halving
         yield from mirrored(halving)
 
-    return Plan(
-        name="halving_doubling",
-        kind="allreduce",
-        size=size,
-        blocks=fold.teams,
-        steps=steps,
-        volume=_volume(fold),
-    )
+    return Plan("halving_doubling", "allreduce", size, fold.teams, steps, _volume(fold))
 
 
 def _halving(fold: Fold, rank: int) -> Iterator[Round]:

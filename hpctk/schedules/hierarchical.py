@@ -53,15 +53,11 @@ def allreduce(nodes: Sequence[Sequence[int]]) -> Plan:
     grid = checked_nodes(nodes)
     homes = {rank: (node, local) for node, ranks in enumerate(grid) for local, rank in enumerate(ranks)}
     blocks = min(map(len, grid)) * len(grid)
-    return Plan(
-        name="hierarchical",
-        kind="allreduce",
-        size=len(homes),
-        blocks=blocks,
-        steps=lambda rank: _steps(grid, *homes[rank]),
-        volume=_volume(grid),
-        nodes=grid,
-    )
+
+    def steps(rank: int) -> Iterator[Round]:
+        return _steps(grid, *homes[rank])
+
+    return Plan("hierarchical", "allreduce", len(homes), blocks, steps, _volume(grid), nodes=grid)
 
 
 def checked_nodes(nodes: Sequence[Sequence[int]]) -> Nodes:

@@ -34,15 +34,7 @@ def allgather(size: int, senders: Sequence[int]) -> Plan:
             recvs = (Recv(source, block[source], Action.STORE),) if source in block else ()
             yield Round(sends, recvs)
 
-    return Plan(
-        name="lazy",
-        kind="allgather",
-        size=size,
-        blocks=len(order),
-        steps=steps,
-        volume=_volume(size, order),
-        sources=order,
-    )
+    return Plan("lazy", "allgather", size, len(order), steps, _volume(size, order), sources=order)
 
 
 def _volume(size: int, senders: Sequence[int]) -> Volume:

@@ -31,14 +31,7 @@ _ALL = range(1)
 def allreduce(size: int) -> Plan:
     """Sum over all ranks, on all ranks."""
     fold = Fold(size)
-    return Plan(
-        name="recursive_doubling",
-        kind="allreduce",
-        size=size,
-        blocks=1,
-        steps=lambda rank: _steps(fold, rank),
-        volume=_volume(fold),
-    )
+    return Plan("recursive_doubling", "allreduce", size, 1, lambda rank: _steps(fold, rank), _volume(fold))
 
 
 def _steps(fold: Fold, rank: int) -> Iterator[Round]:

@@ -193,7 +193,7 @@ class Engine:
         return Handle(name, is_done, wait)
 
     def progress(self, *, wait: bool = False) -> bool:
-        """Let all runs make progress; return whether any did. With `wait` a single run may wait for a message."""
+        """Drive all runs; return whether any made progress. With `wait` a single run may wait for a message."""
         with self.one_thread:
             # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
             alone = wait and len(self._running) == 1
@@ -252,7 +252,7 @@ class Engine:
     def span(
         self, tensor: str = "", compressor: str = "", *, elements: int = 0, dense_bytes: int | None = None
     ) -> Iterator[Span]:
-        """Say what the calls inside belong to; see Span. Local."""
+        """Open a span: the calls inside belong to these tensors; see Span. Local."""
         span = self._span = Span(self._span, tensor, compressor, elements, dense_bytes)
         try:
             yield span

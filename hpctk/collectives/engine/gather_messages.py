@@ -24,7 +24,7 @@ class Messages:
         self.data[block] = data
 
     def combine(self, block: int, data: Any) -> None:
-        """Never asked for: an all-gather combines nothing."""
+        """Refuse: an all-gather combines nothing."""
         raise AssertionError("an all-gather combines nothing")
 
 

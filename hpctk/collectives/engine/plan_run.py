@@ -52,7 +52,7 @@ class Kept(Protocol):
         """Return the memory, as bytes, for the sender's elements lo .. hi-1."""
 
     def arrived(self, peer: int, lo: int, hi: int) -> None:
-        """Learn that they are there: a chance to work while others are under way."""
+        """Take note that they are there: a chance to work while others are under way."""
 
 
 class Item(Protocol):
@@ -147,7 +147,7 @@ class PlanRun(ABC):
         return finished + self._sending.land(self._transport, LOOK)
 
     def _queue(self, item: Item) -> None:
-        """Let an item be sent when its turn comes."""
+        """Queue an item to be sent in its turn."""
         self._queued += 1
         heappush(self._ready, (item.number, self._queued, item))
 

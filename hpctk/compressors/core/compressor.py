@@ -129,7 +129,7 @@ class Compressor(ABC):
         return {"compressor": type(self).__name__, **values, **lists}
 
     def set_rank(self, rank: int) -> None:
-        """Tell the compressor which rank it works on, once; only those that draw independently care."""
+        """Set the rank that the compressor works on, once: those that draw random numbers of each rank's own use it."""
         self._seat = rank
 
     def state_dict(self) -> State:

@@ -24,7 +24,7 @@ def first_bad(flat: torch.Tensor) -> int | None:
 def first_bad_sum(flat: torch.Tensor, other: torch.Tensor) -> int | None:
     """Return the index of the first element of `flat + other` that is not finite, None where all are.
 
-    Not in place; the sum is formed block by block and forgotten.
+    Not in place; the sum is formed block by block and not kept.
     """
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
         from hpctk.kernels.select import first_not_finite

@@ -1,7 +1,7 @@
 """What a collective schedule is: rounds of sends and receives over numbered blocks, as data.
 
 A tensor of n elements is cut into `Plan.blocks` blocks of almost equal size; block b holds the elements
-from b*n//blocks up to (b+1)*n//blocks. A Plan tells, for one rank at a time and lazily, which blocks that
+from b*n//blocks up to (b+1)*n//blocks. A Plan gives, for one rank at a time and lazily, which blocks that
 rank sends to whom and receives from whom, round by round.
 
 The rules that every plan keeps, every engine may rely on, and tests/support/schedule_proof proves:

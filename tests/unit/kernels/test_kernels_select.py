@@ -222,7 +222,7 @@ def ways(monkeypatch):
 
         monkeypatch.setattr(select, name, watched)
 
-    for name in ("_collect", "_among", "_lucky_guess"):
+    for name in ("_collect", "_among", "_threshold_from_guess"):
         watch(name)
     return taken
 
@@ -263,12 +263,12 @@ def test_too_many_candidates(ways):
     residual = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
     residual[sampled_positions(20_000)] *= 1e-3
     feed(residual, 200)
-    assert ways == [("_collect", None), ("_lucky_guess", None)]
+    assert ways == [("_collect", None), ("_threshold_from_guess", None)]
 
 
 def test_more_equal_ones_than_anything_else(ways):
     feed(np.ones(20_000, np.float32), 200)
-    assert [name for name, _ in ways] == ["_collect", "_lucky_guess"]
+    assert [name for name, _ in ways] == ["_collect", "_threshold_from_guess"]
     assert ways[1][1][1] == 200
 
 
@@ -276,7 +276,7 @@ def test_fewer_than_k_that_are_not_zero(ways):
     residual = np.zeros(20_000, np.float32)
     residual[[5, 19_999]] = 1
     feed(residual, 200)
-    assert ways[1] == ("_lucky_guess", (0, 198))
+    assert ways[1] == ("_threshold_from_guess", (0, 198))
 
 
 def test_all_candidates_in_one_thread(ways):
