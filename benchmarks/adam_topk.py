@@ -76,9 +76,7 @@ class Network(nn.Module):
         super().__init__()
         self.words = nn.Embedding(WORDS, width)
         self.places = nn.Parameter(torch.randn(LENGTH, width) * 0.02)
-        layer = nn.TransformerEncoderLayer(
-            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
-        )
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.out = nn.Linear(width, WORDS)
         self.out.weight = self.words.weight
@@ -133,9 +131,7 @@ def train(here, way, seed):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="rows whose names begin with one of these, with commas")
     parser.add_argument("--json", type=Path)
@@ -155,15 +151,7 @@ def show(chosen, target) -> None:
     rows = []
     for name, way in chosen.items():
         losses, moved = ([one[key] for one in way.results] for key in ("loss", "moved"))
-        rows.append(
-            [
-                name,
-                f"{median(losses):.3g}",
-                f"{min(losses):.3g}",
-                f"{max(losses):.3g}",
-                f"{median(moved):.2f}",
-            ]
-        )
+        rows.append([name, f"{median(losses):.3g}", f"{min(losses):.3g}", f"{max(losses):.3g}", f"{median(moved):.2f}"])
     print(table(["", "loss", "least", "most", "moved"], rows))
     if target is not None:
         plain = [

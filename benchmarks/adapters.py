@@ -85,9 +85,7 @@ def contenders(here, n, hvd):
         hvd.init()
         model = Model(n, here.rank)
         compression = hpctk.horovod.Compression(method(), model)
-        opt = hvd.DistributedOptimizer(
-            sgd(model), named_parameters=model.named_parameters(), compression=compression
-        )
+        opt = hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters(), compression=compression)
         runs["horovod:compression"] = stepper(model, opt)
         model = Model(n, here.rank)
         opt = hpctk.horovod.DistributedOptimizer(sgd(model), method(), model=model)

@@ -60,13 +60,7 @@ def main() -> None:
         _rig.write(
             options.json,
             [
-                {
-                    "name": name,
-                    "seconds": times[name],
-                    "ratio": ratios[name],
-                    "ranks": here.size,
-                    "bytes": nbytes,
-                }
+                {"name": name, "seconds": times[name], "ratio": ratios[name], "ranks": here.size, "bytes": nbytes}
                 for name in runs
             ],
         )

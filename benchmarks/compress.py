@@ -93,10 +93,7 @@ def compressing(name, density, gradient, residual, again):
         return compressor.compress(gradient, "benchmark")
 
     return Contender(
-        encode,
-        compressor.decompress,
-        lambda packet: packet.nbytes,
-        again if name == "topk" else lambda: None,
+        encode, compressor.decompress, lambda packet: packet.nbytes, again if name == "topk" else lambda: None
     )
 
 
@@ -123,15 +120,7 @@ def show(rows):
     def cell(entry, key, text):
         return text(entry[key]) if key in entry else ""
 
-    head = [
-        "contender",
-        "encode",
-        "decode",
-        "bytes",
-        "bits / element",
-        "x memory read",
-        "x faster than torch",
-    ]
+    head = ["contender", "encode", "decode", "bytes", "bits / element", "x memory read", "x faster than torch"]
     print(
         table(
             head,

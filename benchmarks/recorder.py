@@ -133,10 +133,7 @@ def show(costs, steps, calls, target) -> None:
         }
         for name in costs
     ]
-    rows = [
-        [e["name"], f"{e['call_us']:.2f}", f"{100 * e['share']:.2f} %", f"{e['step_us']:.0f}"]
-        for e in entries
-    ]
+    rows = [[e["name"], f"{e['call_us']:.2f}", f"{100 * e['share']:.2f} %", f"{e['step_us']:.0f}"] for e in entries]
     print("recorder:off is what telling the counters costs; recorder:on what files add to that")
     print(table(["what", "us per call", "of a step", "us per step"], rows))
     _rig.write(target, entries)

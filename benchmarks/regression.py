@@ -81,9 +81,7 @@ def run(method, workers, batch, seed, updates):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each kind [5]")
     parser.add_argument("--workers", default="8,32", help="numbers of workers [8,32]")
     parser.add_argument("--batches", default="128,2048", help="global batches [128,2048]")
@@ -103,9 +101,7 @@ def main():
             began = time.perf_counter()
             losses.append(run(method, workers, batch, seed, options.updates))
             seconds.append(time.perf_counter() - began)
-            bar.step(
-                done * options.seeds + seed, len(cases) * options.seeds, f"{method} N={workers} B={batch}"
-            )
+            bar.step(done * options.seeds + seed, len(cases) * options.seeds, f"{method} N={workers} B={batch}")
         case = {"batch": batch, "workers": workers, "method": method, "losses": losses}
         name = f"{method}, N={workers}, B={batch}"
         everything.append({"name": name, "seconds": median(seconds), **case})

@@ -88,9 +88,7 @@ def main() -> None:
     _rig.calibrated(here, measured=not options.no_calibration)
     _rig.start_gloo(here)
     job = Job(here, n, k)
-    runs = {
-        f"sparse:{name}": job.ours(f"sparse:{name}", name) for name in ("auto", *names("sparse_allreduce"))
-    }
+    runs = {f"sparse:{name}": job.ours(f"sparse:{name}", name) for name in ("auto", *names("sparse_allreduce"))}
     runs["sparse:keep"] = job.ours("sparse:keep", "split", keep=k)
     runs |= {"grace": job.grace, "gloo": job.gloo}
     seconds = _rig.measure(here, _rig.only(runs, options.only), options.repeats, prepare=job.reset)
@@ -118,9 +116,7 @@ def show(here, job, seconds, sent, target):
     for name, value in sorted(seconds.items(), key=lambda item: item[1]):
         entry = {"name": name, "seconds": value}
         entry |= {
-            f"times_faster_than_{other}": seconds[other] / value
-            for other in ("grace", "gloo")
-            if other in seconds
+            f"times_faster_than_{other}": seconds[other] / value for other in ("grace", "gloo") if other in seconds
         }
         if name in sent:
             way = name.removeprefix("sparse:")
@@ -134,25 +130,14 @@ def show(here, job, seconds, sent, target):
         [
             e["name"] + (f" = {e['schedule']}" if e["name"] == "sparse:auto" else ""),
             seconds_text(e["seconds"]),
-            *(
-                f"{e[key]:.2f}" if key in e else ""
-                for key in ("times_faster_than_grace", "times_faster_than_gloo")
-            ),
+            *(f"{e[key]:.2f}" if key in e else "" for key in ("times_faster_than_grace", "times_faster_than_gloo")),
             bytes_text(e["sent_bytes"]) if "sent_bytes" in e else "",
             f"{e['sent_bytes'] / e['formula_bytes']:.3f}" if e.get("formula_bytes") else "",
             f"{e['sent_over_k_elements']:.2f}" if "sent_bytes" in e else "",
         ]
         for e in entries
     ]
-    columns = [
-        "contender",
-        "median",
-        "x grace",
-        "x gloo",
-        "sent per rank",
-        "sent / formula",
-        "sent / (4 B k)",
-    ]
+    columns = ["contender", "median", "x grace", "x gloo", "sent per rank", "sent / formula", "sent / (4 B k)"]
     print(table(columns, rows), flush=True)
     _rig.write(target, entries)
 

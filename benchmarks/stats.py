@@ -43,9 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         run = Path(folder) / "run"
         began = time.perf_counter()
-        write_many(
-            run, options.size, steps=options.steps, missing=[options.size // 2], running=[options.size // 3]
-        )
+        write_many(run, options.size, steps=options.steps, missing=[options.size // 2], running=[options.size // 3])
         nbytes = sum(path.stat().st_size for path in run.rglob("*.h5"))
         made = time.perf_counter() - began
         print(f"bench: made {options.size - 1} files, {bytes_text(nbytes)}, in {made:.1f} s", file=sys.stderr)

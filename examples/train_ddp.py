@@ -36,9 +36,7 @@ METHODS = {
 
 def options():
     """Return what the command line says."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=METHODS, default="topk", help="[topk]")
     parser.add_argument("--epochs", type=int, default=10, help="[10]")
     parser.add_argument("--batch", type=int, default=16, help="on each process [16]")
@@ -63,11 +61,7 @@ def main():
     loader = DataLoader(data, given.batch, sampler=sampler, drop_last=True)
     torch.manual_seed(1)
     model = network = torch.nn.Sequential(
-        torch.nn.Linear(64, 128),
-        torch.nn.ReLU(),
-        torch.nn.Linear(128, 64),
-        torch.nn.ReLU(),
-        torch.nn.Linear(64, 10),
+        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
     ).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=given.lr, momentum=0.9)
 

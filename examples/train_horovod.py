@@ -41,11 +41,7 @@ sampler = DistributedSampler(images, num_replicas=hvd.size(), rank=hvd.rank(), d
 loader = DataLoader(images, batch_size=16, sampler=sampler, drop_last=True)
 
 model = torch.nn.Sequential(
-    torch.nn.Linear(64, 128),
-    torch.nn.ReLU(),
-    torch.nn.Linear(128, 64),
-    torch.nn.ReLU(),
-    torch.nn.Linear(64, 10),
+    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -57,9 +53,7 @@ optimizer = hvd.DistributedOptimizer(
     named_parameters=model.named_parameters(),
     compression=compression,  # hpctk
 )
-compression.attach(
-    optimizer
-)  # hpctk: for methods that do more than exchange gradients, harmless for the others
+compression.attach(optimizer)  # hpctk: for methods that do more than exchange gradients, harmless for the others
 
 checkpoints, at = None, {"epoch": 0, "step": 0}
 if options.folder:
@@ -85,6 +79,4 @@ with compression.averaged_model():
     accuracy = (model(test.images).argmax(1) == test.labels).double().mean()
 if hvd.rank() == 0:
     stats = compression.stats
-    print(
-        f"{options.method}: accuracy {accuracy:.1%}, {stats.steps} steps, {stats.sent_bytes / 1e6:.2f} MB sent"
-    )
+    print(f"{options.method}: accuracy {accuracy:.1%}, {stats.steps} steps, {stats.sent_bytes / 1e6:.2f} MB sent")

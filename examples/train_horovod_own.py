@@ -27,11 +27,7 @@ sampler = DistributedSampler(images, num_replicas=hvd.size(), rank=hvd.rank(), d
 loader = DataLoader(images, batch_size=16, sampler=sampler, drop_last=True)
 
 model = torch.nn.Sequential(
-    torch.nn.Linear(64, 128),
-    torch.nn.ReLU(),
-    torch.nn.Linear(128, 64),
-    torch.nn.ReLU(),
-    torch.nn.Linear(64, 10),
+    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 optimizer = hpctk.horovod.DistributedOptimizer(

@@ -94,9 +94,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             handshake.check_not_wrapped(model)
             drift.check_every(check_every)
             if isinstance(optimizer, DistributedOptimizer):
-                raise SettingError(
-                    "optimizer is a DistributedOptimizer already: give the one that it was made from"
-                )
+                raise SettingError("optimizer is a DistributedOptimizer already: give the one that it was made from")
             handshake.check(optimizer, method, on_bad_gradient)
             names = handshake.names(optimizer, model, named_parameters)
             Overlap.check(method, overlap)
@@ -111,8 +109,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         settings = [("schedule", schedule), ("overlap", overlap), ("on_bad_gradient", on_bad_gradient)]
         settings += [("stats", recorded), ("check_every", check_every)]
         here.agree(
-            "DistributedOptimizer",
-            [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)],
+            "DistributedOptimizer", [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)]
         )
         handshake.check_values({**parameters, **buffers})
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}

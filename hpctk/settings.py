@@ -168,9 +168,7 @@ class Setting:
         )
 
     def _need(self) -> str:
-        return (
-            f"{'allowed are' if self.choices else 'need'} {self.values}{', or none' if self.optional else ''}"
-        )
+        return f"{'allowed are' if self.choices else 'need'} {self.values}{', or none' if self.optional else ''}"
 
     def _called(self) -> str:
         if self.kind is float and self.below is None and self.at_most is None:
@@ -214,9 +212,7 @@ def settings_of(kind: type) -> dict[str, Setting]:
         hints = get_type_hints(kind)
         # Positional ones first, as the constructor takes them.
         fields = sorted(dataclasses.fields(kind), key=lambda one: one.kw_only is True)
-        _DECLARED[kind] = {
-            one.name: _declared(one, hints[one.name]) for one in fields if _KEY in one.metadata
-        }
+        _DECLARED[kind] = {one.name: _declared(one, hints[one.name]) for one in fields if _KEY in one.metadata}
     return _DECLARED[kind]
 
 

@@ -96,10 +96,7 @@ def pytest_terminal_summary(terminalreporter):
     """Add the reasons of skips to the file that launch/test shows at its end."""
     path = os.environ.get("HPCTK_SKIPS")
     if path:
-        reasons = [
-            report.longrepr[2].removeprefix("Skipped: ")
-            for report in terminalreporter.stats.get("skipped", [])
-        ]
+        reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])]
         with open(path, "a") as file:
             file.writelines(f"{' '.join(reason.split())}\n" for reason in reasons)
 
@@ -142,9 +139,7 @@ def process_group():
 
     here = hpctk.comm.world.world()
     folder = here.run_on_root("making a folder", lambda: tempfile.mkdtemp(prefix="hpctk-gloo-"))
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size
-    )
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=here.rank, world_size=here.size)
     yield dist.group.WORLD
     # Not before all are done: the first to leave would cut the connections of the others.
     here.barrier("leaving gloo")

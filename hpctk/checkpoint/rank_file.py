@@ -71,9 +71,7 @@ def check_room(folder: Path, nbytes: int) -> None:
     free = os.statvfs(folder)
     available = free.f_bavail * free.f_frsize
     if nbytes + HEAD_BYTES > available:
-        raise OSError(
-            f"{folder}: needs {nbytes / 1e6:.1f} MB, {available / 1e6:.1f} MB are free on that disk"
-        )
+        raise OSError(f"{folder}: needs {nbytes / 1e6:.1f} MB, {available / 1e6:.1f} MB are free on that disk")
 
 
 @contextmanager

@@ -92,9 +92,7 @@ def _begin(home: Path, step: int) -> dict[str, Any]:
     return {"place": place.name, "checkpoint": uuid.uuid4().hex, "unfinished": unfinished}
 
 
-def load_checkpoint(
-    path: str | Path, opt: Trainer, model: torch.nn.Module, *, strict: bool = True
-) -> dict[str, Any]:
+def load_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, *, strict: bool = True) -> dict[str, Any]:
     """Let training go on from a checkpoint, and return what `save_checkpoint` was given as extra.
 
     Collective over the optimizer's communicator. With as many ranks as saved it, training goes on bit for bit

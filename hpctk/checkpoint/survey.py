@@ -52,17 +52,11 @@ def _inside(path: Path, tensors: bool) -> dict[str, Any]:
     with h5py.File(path, "r") as file:
         names: list[str] = []
         file.visit(names.append)
-        kept = {
-            name: file[name]
-            for name in names
-            if isinstance(file[name], h5py.Dataset) and name != tree.STRUCTURE
-        }
+        kept = {name: file[name] for name in names if isinstance(file[name], h5py.Dataset) and name != tree.STRUCTURE}
         extra = tree.read(file, "extra")
         return {
             "parts": _parts(kept),
-            "extra": {
-                str(key): value for key, value in extra.items() if isinstance(value, int | float | str | None)
-            },
+            "extra": {str(key): value for key, value in extra.items() if isinstance(value, int | float | str | None)},
             "tensors": [_described(name, dataset) for name, dataset in kept.items()] if tensors else [],
         }
 

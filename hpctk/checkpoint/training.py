@@ -127,12 +127,7 @@ def load_model(model: torch.nn.Module, state: Tree) -> None:
 def _load_buffer(module: torch.nn.Module, key: str, value: torch.Tensor | None) -> None:
     """Overwrite a buffer that state_dict() leaves out: a cache may have another size by now, or be none."""
     buffer = module._buffers[key]
-    if (
-        buffer is not None
-        and value is not None
-        and buffer.shape == value.shape
-        and buffer.dtype == value.dtype
-    ):
+    if buffer is not None and value is not None and buffer.shape == value.shape and buffer.dtype == value.dtype:
         buffer.detach().copy_(value)
         return
     device = next((p.device for p in (buffer, *module.parameters()) if p is not None), None)
@@ -162,6 +157,4 @@ def check_alike(opt: Trainer, kept: Mapping[str, Any], *, strict: bool) -> None:
             f"{mine.get(key)}, make one with that for the model once it is loaded."
         )
     if strict and differing:
-        raise SettingError(
-            f"{text}. Make it with the same, or load with strict=False if you mean to change it."
-        )
+        raise SettingError(f"{text}. Make it with the same, or load with strict=False if you mean to change it.")

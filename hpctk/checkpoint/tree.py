@@ -24,11 +24,7 @@ DEPTH = 64
 
 #: How torch's dtypes that HDF5 does not know are stored: as whole numbers of the same width.
 _RAW = {1: torch.uint8, 2: torch.int16}
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
-}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 class Writer:
@@ -69,9 +65,7 @@ class Writer:
     def _items(self, mapping: Mapping[Any, Any], path: tuple[str, ...]) -> list[list[Any]]:
         for key in mapping:
             if isinstance(key, bool) or not isinstance(key, str | int):
-                raise SettingError(
-                    f"{_called(path)} has the key {key!r}: keys must be strings or whole numbers"
-                )
+                raise SettingError(f"{_called(path)} has the key {key!r}: keys must be strings or whole numbers")
         if len({str(key) for key in mapping}) < len(mapping):
             raise SettingError(f"{_called(path)} has a number and the same number as a string for keys")
         return [[key, self.encode(value, (*path, str(key)))] for key, value in mapping.items()]

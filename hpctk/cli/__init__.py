@@ -47,9 +47,7 @@ EXAMPLES = """examples:
 
 def variables() -> str:
     """Return the environment variables, two lines each."""
-    lines = [
-        f"  {name}\n      {one.meaning} [{one.default_text}]" for name, one in environment.VARIABLES.items()
-    ]
+    lines = [f"  {name}\n      {one.meaning} [{one.default_text}]" for name, one in environment.VARIABLES.items()]
     return "\n".join(["", "environment variables:", *lines])
 
 
@@ -82,10 +80,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         if name == command:
             loaded = importlib.import_module(f"hpctk.cli.{module}")
             sub = commands.add_parser(
-                name,
-                help=summary,
-                description=loaded.__doc__,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
+                name, help=summary, description=loaded.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
             )
             loaded.add_arguments(sub)
             sub.set_defaults(run=loaded.run)

@@ -24,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help=f"where to keep it [{environment.calibration_file()}]"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print the calibration as JSON instead of a table"
-    )
+    parser.add_argument("--json", action="store_true", help="print the calibration as JSON instead of a table")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -61,9 +61,7 @@ print(json.dumps(facts))
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--json", action="store_true", help="print the facts and the advice as JSON")
-    parser.add_argument(
-        "--mpi", action="store_true", help="start MPI, and say what only a started one can tell"
-    )
+    parser.add_argument("--mpi", action="store_true", help="start MPI, and say what only a started one can tell")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -231,12 +229,7 @@ def wrapped(label: str, text: str) -> str:
     """Return `text` behind its label in lines of at most 100 columns, broken between words."""
     indent = " " * len(label)
     return textwrap.fill(
-        text,
-        100,
-        initial_indent=label,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=False,
+        text, 100, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
 
 

@@ -118,12 +118,7 @@ def take_own(name: str, words: Sequence[str]) -> tuple[Own, list[str]]:
 
 
 def prepare(
-    name: str,
-    own: Own,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    venv: str | None,
-    project: Path = PROJECT,
+    name: str, own: Own, words: Sequence[str], environ: Mapping[str, str], venv: str | None, project: Path = PROJECT
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables to set and the command line to run."""
     named = environ.get("HPCTK_VENV")
@@ -138,9 +133,7 @@ def prepare(
     surroundings, cores = {**environ, **added}, len(os.sched_getaffinity(0))
     if name == "mpirun":
         program = "mpirun" if own.show and own.mpi else find(search, "mpirun", NO_MPI)
-        variables, line = mpirun.mpirun_job(
-            words, surroundings, root=os.geteuid() == 0, cores=cores, plain=own.plain
-        )
+        variables, line = mpirun.mpirun_job(words, surroundings, root=os.geteuid() == 0, cores=cores, plain=own.plain)
     else:
         kind = own.mpi or horovod_mpi(search)
         if venv is not None and not own.show and shutil.which("horovodrun", path=search) is None:

@@ -26,13 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", dest="output", type=Path, metavar="FILE", help="what to write [merged.h5 beside the statistics]"
     )
     kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--copy", action="store_true", help="copy the rows, compressed, instead of pointing to them")
     kind.add_argument(
-        "--copy", action="store_true", help="copy the rows, compressed, instead of pointing to them"
-    )
-    kind.add_argument(
-        "--virtual",
-        action="store_true",
-        help="point to the ranks' files however many there are, and wherever",
+        "--virtual", action="store_true", help="point to the ranks' files however many there are, and wherever"
     )
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
 

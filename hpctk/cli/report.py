@@ -25,25 +25,17 @@ from hpctk.errors import SettingError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument(
-        "runs", type=Path, nargs="*", metavar="RUN", help="folder of a run, or of its statistics"
-    )
+    parser.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="folder of a run, or of its statistics")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser")
-    parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="print JSON instead, or write it to FILE"
-    )
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="print JSON instead, or write it to FILE")
     parser.add_argument("--compare", action="store_true", help="put two or more runs side by side")
-    parser.add_argument(
-        "--steps", metavar="A:B", help="the steps of the page's timeline [a few in the middle]"
-    )
+    parser.add_argument("--steps", metavar="A:B", help="the steps of the page's timeline [a few in the middle]")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print or write what was asked for."""
     if not options.runs and options.json not in (None, "-"):
-        raise SettingError(
-            f"--json {options.json}: write RUN before --json, which takes what follows for its FILE"
-        )
+        raise SettingError(f"--json {options.json}: write RUN before --json, which takes what follows for its FILE")
     if options.compare and len(options.runs) < 2:
         raise SettingError(f"--compare: needs two runs or more, got {len(options.runs)}")
     if not options.compare and len(options.runs) != 1:

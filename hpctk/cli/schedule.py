@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = commands.add_parser("show", help="draw one as text: who sends which block to whom in every round")
     show.add_argument("name", help="a schedule; `hpctk schedule list` shows all")
     show.add_argument(
-        "--kind",
-        help="allreduce, reduce_scatter, allgather, broadcast, sparse_allreduce [the first it knows]",
+        "--kind", help="allreduce, reduce_scatter, allgather, broadcast, sparse_allreduce [the first it knows]"
     )
     price = commands.add_parser("price", help="rounds, volume and predicted time of every schedule")
     price.add_argument("--bytes", type=float, default=24e6, metavar="B", help="bytes of the tensor [24e6]")
@@ -135,9 +134,7 @@ def prices(known: Calibration, options: argparse.Namespace) -> Iterator[dict[str
         yield priced_entry(name, offer.stages, offer.sent_bytes, offer.seconds)
 
 
-def priced_entry(
-    name: str, stages: Iterable[tuple[Plan, float]], sent_bytes: float, seconds: float
-) -> dict[str, Any]:
+def priced_entry(name: str, stages: Iterable[tuple[Plan, float]], sent_bytes: float, seconds: float) -> dict[str, Any]:
     """Return what a way of one or more stages costs, each a plan and the bytes of its tensor."""
     return {
         "name": name,

@@ -38,9 +38,7 @@ class KindParser(argparse.ArgumentParser):
         found, left = super().parse_known_args(args, namespace)
         if left:
             flags = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
-            self.error(
-                f"unknown: {' '.join(left)}; allowed are {', '.join(flags)}, and the command behind --"
-            )
+            self.error(f"unknown: {' '.join(left)}; allowed are {', '.join(flags)}, and the command behind --")
         return found, left
 
 
@@ -68,9 +66,7 @@ def _add_options(parser: argparse.ArgumentParser, kind: str) -> None:
             flag = "--module" if name == "modules" else flag
             parser.add_argument(flag, dest=name, action="append", metavar=about.metavar, help=about.help)
         elif name != "table":
-            parser.add_argument(
-                flag, dest=_dest(name), type=about.kind, metavar=about.metavar, help=about.help
-            )
+            parser.add_argument(flag, dest=_dest(name), type=about.kind, metavar=about.metavar, help=about.help)
     if kind == "array":
         parser.add_argument(
             "--table", dest="table_file", type=Path, metavar="FILE", help="a line of options for each job"

@@ -19,12 +19,8 @@ from hpctk.errors import SettingError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="folder of a run, or of its statistics")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", required=True, help="where the trace goes"
-    )
-    parser.add_argument(
-        "--steps", metavar="A:B", help="only steps from A to before B; either may be left out"
-    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="where the trace goes")
+    parser.add_argument("--steps", metavar="A:B", help="only steps from A to before B; either may be left out")
     parser.add_argument("--ranks", metavar="LIST", help="only these ranks: 0,3 or 0-7,12")
 
 

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the tasks, each with its options."""
-    parser.add_argument(
-        "--list-methods", action="store_true", help="print all methods with their settings, and stop"
-    )
+    parser.add_argument("--list-methods", action="store_true", help="print all methods with their settings, and stop")
     task_options.add_tasks(parser)
 
 
@@ -89,9 +87,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def train(
-    here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None, *, several: bool
-) -> dict[str, Any]:
+def train(here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None, *, several: bool) -> dict[str, Any]:
     """Train by one method, unless it was; return how it went. Collective over the communicator."""
     from hpctk.checkpoint import Stopped
     from hpctk.tasks.core.recipes import readable
@@ -151,9 +147,7 @@ def _ranks(folder: RunFolder, now: int) -> int:
     return int(found["ranks"]) if found is not None and over else now
 
 
-def hand_over(
-    here: World, whole: dict[str, Any], folder: RunFolder | None, options: argparse.Namespace
-) -> None:
+def hand_over(here: World, whole: dict[str, Any], folder: RunFolder | None, options: argparse.Namespace) -> None:
     """Write the result and the picture, print the table. Collective over the communicator."""
     from hpctk.tasks.core.run_folder import write_json
 

@@ -98,9 +98,7 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
         return start_in_place(here, tensor, dtype, op, schedule).wait()
 
 
-def start_in_place(
-    here: World, tensor: Any, dtype: Dtype, op: str, schedule: str, lane: int | None = None
-) -> Handle:
+def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: str, lane: int | None = None) -> Handle:
     """Start replacing `tensor`, which all ranks know to be alike, by its reduction.
 
     Collective over the communicator. In place; waiting returns `tensor`. With a reserved `lane` of the engine ranks

@@ -72,8 +72,7 @@ def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int =
     for alike in by_dtype.values():
         fused = alike[0].new_empty(sum(tensor.numel() for tensor in alike))
         parts = [
-            part.view(tensor.shape)
-            for part, tensor in zip(fused.split([t.numel() for t in alike]), alike, strict=True)
+            part.view(tensor.shape) for part, tensor in zip(fused.split([t.numel() for t in alike]), alike, strict=True)
         ]
         for part, tensor in zip(parts, alike, strict=True):
             part.copy_(tensor)

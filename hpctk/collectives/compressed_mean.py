@@ -123,9 +123,7 @@ def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> 
             reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
             parts = flat.split([tensor.numel() for tensor in alike])
             with span.staging():
-                torch_private.foreach_copy_(
-                    alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)]
-                )
+                torch_private.foreach_copy_(alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)])
 
 
 def _scratch(here: World, alike: list[torch.Tensor]) -> torch.Tensor:

@@ -202,12 +202,7 @@ class WeightedShard(InPlace):
 
 
 def finish(
-    parts: Sequence[Part],
-    groups: int,
-    state: ConsensusState,
-    momentum: float,
-    scale: str,
-    absent: Collection[int] = (),
+    parts: Sequence[Part], groups: int, state: ConsensusState, momentum: float, scale: str, absent: Collection[int] = ()
 ) -> None:
     """Replace the gradients of all parts by their consensus aggregate.
 

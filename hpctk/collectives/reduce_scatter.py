@@ -39,9 +39,7 @@ def reduce_scatter(tensor: Any, *, op: str = "mean", schedule: str = "auto", com
 
 
 @collective
-def ireduce_scatter(
-    tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None
-) -> Handle:
+def ireduce_scatter(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start a reduce-scatter and return its Handle."""
     # The engine works in place: on a copy, of which only the shard is kept.
     here = world(comm)

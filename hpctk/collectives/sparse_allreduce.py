@@ -70,13 +70,7 @@ class SparseSum(NamedTuple):
 
 @collective
 def sparse_allreduce(
-    indices: Any,
-    values: Any,
-    size: int,
-    *,
-    keep: int | None = None,
-    schedule: str = "auto",
-    comm: Comm | None = None,
+    indices: Any, values: Any, size: int, *, keep: int | None = None, schedule: str = "auto", comm: Comm | None = None
 ) -> SparseSum:
     """Return the sum of all ranks' sparse vectors: ascending indices, their values, and what was dropped.
 
@@ -212,9 +206,7 @@ def _choose(here: World, n: int, k: int, keep: int | None, itemsize: int) -> str
     k = min(n, -(-k >> coarse) << coarse)
     if (n, k, keep, itemsize) not in made:
         known, nodes = auto.calibration(here), here.nodes
-        offered = offers(
-            here.size, n, k, keep, itemsize, lambda plan, nbytes: known.seconds(plan, nbytes, nodes)
-        )
+        offered = offers(here.size, n, k, keep, itemsize, lambda plan, nbytes: known.seconds(plan, nbytes, nodes))
         bound = None if keep is None else 6 * max(k, keep) * itemsize * (here.size - 1) / here.size
         made[n, k, keep, itemsize] = cheapest(offered, bound)
     return str(made[n, k, keep, itemsize])
@@ -236,9 +228,7 @@ def cheapest(offered: dict[str, Offer], bound: float | None = None) -> str:
     return "dense" if filled and dense.seconds < lists[best].seconds else best
 
 
-def offers(
-    size: int, n: int, k: int, keep: int | None, itemsize: int, pay: sparse_cost.Pay
-) -> dict[str, Offer]:
+def offers(size: int, n: int, k: int, keep: int | None, itemsize: int, pay: sparse_cost.Pay) -> dict[str, Offer]:
     """Return the cost of every way to sum vectors of n elements, k of them on each rank."""
     wire = partial(sparse.wire_bytes, itemsize=itemsize)
     made = {name: sparse_cost.offer(name, size, n, k, keep, wire, pay) for name in names("sparse_allreduce")}

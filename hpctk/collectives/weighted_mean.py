@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 @collective
 def weighted_mean(
-    tensors: Sequence[Any],
-    weight: float | Sequence[float],
-    *,
-    schedule: str = "auto",
-    comm: Comm | None = None,
+    tensors: Sequence[Any], weight: float | Sequence[float], *, schedule: str = "auto", comm: Comm | None = None
 ) -> list[Any]:
     """Return sum_m w_m x_m / sum_m w_m over the ranks m, as new tensors.
 
@@ -53,9 +49,7 @@ def weighted_mean(
             mine = np.atleast_1d(np.asarray(weight, np.float64))
         here.agree("weighted_mean", [("weights", mine.size), ("schedule", schedule), *describe(tensors)])
         if mine.size not in (1, len(tensors)):
-            raise SettingError(
-                f"weight has {mine.size} numbers: give one, or one for each of {len(tensors)} tensors"
-            )
+            raise SettingError(f"weight has {mine.size} numbers: give one, or one for each of {len(tensors)} tensors")
         shares = _shares(gather_rows(here, mine))[here.rank]
         flat, edges = fuse(tensors)
         factors = np.broadcast_to(shares, len(tensors))
@@ -74,9 +68,7 @@ def _shares(everyone: Any) -> Any:
     bad = ~np.isfinite(everyone) | (everyone < 0)
     if bad.any():
         rank = int(np.argwhere(bad)[0][0])
-        raise SettingError(
-            f"rank {rank} gave a weight that is negative or not finite: {everyone[rank].tolist()}"
-        )
+        raise SettingError(f"rank {rank} gave a weight that is negative or not finite: {everyone[rank].tolist()}")
     totals = everyone.sum(0)
     uniform = np.full_like(everyone, 1 / len(everyone))
     return np.where(totals > 0, everyone / np.where(totals > 0, totals, 1), uniform)

@@ -35,9 +35,7 @@ Listener = Callable[[str, str, int, float], None]
 #: Integers in the first message of every agreement, and how many of them name the operation.
 FRAME, HEAD = 16, 4
 #: Errors of one rank that all ranks raise as what they are; any other becomes a PeerError.
-SHARED_KINDS: dict[str, type[HpctkError]] = {
-    kind.__name__: kind for kind in (SettingError, TensorError, MismatchError)
-}
+SHARED_KINDS: dict[str, type[HpctkError]] = {kind.__name__: kind for kind in (SettingError, TensorError, MismatchError)}
 
 
 class Agreement(ABC):

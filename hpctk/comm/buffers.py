@@ -102,9 +102,7 @@ def describe(tensor: Any) -> list[tuple[str, object]]:
 def summable(dtype: Dtype, op: str) -> Dtype:
     """Return `dtype` if `op` (sum, mean, max) is defined for it, else raise TensorError."""
     if not dtype.unit:
-        raise TensorError(
-            f"cannot form the {op} of {dtype.name}: convert it to an integer or float type first"
-        )
+        raise TensorError(f"cannot form the {op} of {dtype.name}: convert it to an integer or float type first")
     if op == "mean" and "int" in dtype.unit:
         raise TensorError(f"the mean of {dtype.name} is not defined: use op='sum', or a float tensor")
     if op == "max" and dtype.parts > 1:
@@ -187,9 +185,7 @@ def writable(tensor: Any) -> None:
     if isinstance(tensor, np.ndarray):
         if not tensor.flags.writeable:
             raise TensorError("cannot write the result into a read-only array: give a copy")
-    elif is_torch(tensor) and any(
-        s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)
-    ):
+    elif is_torch(tensor) and any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
         raise TensorError("cannot write the result into an expanded tensor: give .clone()")
 
 

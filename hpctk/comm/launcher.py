@@ -21,11 +21,7 @@ SLURM_NAMES = (
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the launcher's variables among `environ`."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if name.startswith(PREFIXES) or name in SLURM_NAMES
-    }
+    return {name: value for name, value in sorted(environ.items()) if name.startswith(PREFIXES) or name in SLURM_NAMES}
 
 
 def rank(environ: Mapping[str, str]) -> int:

@@ -81,9 +81,7 @@ class PowerSGD(Compressor):
             buffers.writable(tensor)
             refuse(finite.first_bad(checked_flat(tensor, name)), tensor.numel(), name)
         rounds = [
-            _Round(
-                self, {name: t for name, t in tensors.items() if arrays.working_dtype(t.dtype) == wide}, wide
-            )
+            _Round(self, {name: t for name, t in tensors.items() if arrays.working_dtype(t.dtype) == wide}, wide)
             for wide in (torch.float32, torch.float64)
         ]
         for each in rounds:
@@ -108,9 +106,7 @@ class PowerSGD(Compressor):
             stream = draws.stream(self.seed, draws.stamp(name, 0))
             kept = torch.from_numpy(draws.uniform(stream, math.prod(shape), np.float64) - 0.5).reshape(shape)
         if kept.shape != shape:
-            raise TensorError(
-                f"parameter {name!r} needs a start of shape {shape}, but has {tuple(kept.shape)}"
-            )
+            raise TensorError(f"parameter {name!r} needs a start of shape {shape}, but has {tuple(kept.shape)}")
         return kept.to(matrix)
 
     def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
@@ -137,9 +133,7 @@ class PowerSGD(Compressor):
         starts = {}
         for name, entry in state.items():
             if set(entry) != {"q"}:
-                raise HpctkError(
-                    f"the state of {name!r} has {', '.join(sorted(entry))}: need q and nothing else"
-                )
+                raise HpctkError(f"the state of {name!r} has {', '.join(sorted(entry))}: need q and nothing else")
             q = entry["q"]
             if not isinstance(q, torch.Tensor) or q.dtype not in (torch.float32, torch.float64):
                 raise TensorError(f"q of {name!r}: need a tensor of float32 or float64")
@@ -190,9 +184,7 @@ class _Round:
     def exchange(self, allreduce: AllReduce) -> None:
         """Find the factors; nothing of the caller's is changed yet."""
         sent = {
-            name: self.matrices[name] @ self.starts[name]
-            if name in self.matrices
-            else tensor.detach().to(self.wide)
+            name: self.matrices[name] @ self.starts[name] if name in self.matrices else tensor.detach().to(self.wide)
             for name, tensor in self.tensors.items()
         }
         self.means = _mean(sent, allreduce)
@@ -229,10 +221,7 @@ def _mean(sent: Tensors, allreduce: AllReduce) -> Tensors:
     _in_range(finite.all_finite(mean))
     parts = mean.split([tensor.numel() for tensor in sent.values()])
     # Copies, not parts of one buffer: where memory is aligned differently, products may round differently.
-    return {
-        name: part.clone().reshape(tensor.shape)
-        for (name, tensor), part in zip(sent.items(), parts, strict=True)
-    }
+    return {name: part.clone().reshape(tensor.shape) for (name, tensor), part in zip(sent.items(), parts, strict=True)}
 
 
 def _in_range(answer: bool) -> None:

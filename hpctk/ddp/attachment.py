@@ -101,9 +101,7 @@ def attach(
         auto.check(here, "allreduce", schedule)
         drift.check_every(check_every)
         recorded = wanted(stats)
-    attached = Attached(
-        here, ddp_model, cast(GradientMethod, method), schedule, on_bad_gradient, recorded, check_every
-    )
+    attached = Attached(here, ddp_model, cast(GradientMethod, method), schedule, on_bad_gradient, recorded, check_every)
     try:
         ddp_model.register_comm_hook(attached, lambda state, bucket: state.arrived(bucket))
     except RuntimeError as error:

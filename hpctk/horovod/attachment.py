@@ -63,9 +63,7 @@ class Attachment:
         Returns a number that grows with every gradient.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, act: Callable[[], bool], backwards: Callable[[], int]
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, act: Callable[[], bool], backwards: Callable[[], int]) -> None:
         self.base = BaseOptimizer(optimizer)
         self._act, self._backwards = act, backwards
         self._depth = self._began_at = 0

@@ -46,9 +46,7 @@ def check_method(method: Any, model: Any, schedule: str, on_bad_gradient: str, h
             f"{name} asks for the loss of every step, which Horovod's optimizer does not tell: {INSTEAD}"
         )
     if isinstance(method, Grawa) and method.asynchronous:
-        raise SettingError(
-            f"{name}(asynchronous=True): Horovod's optimizer lets ranks wait in every step: {INSTEAD}"
-        )
+        raise SettingError(f"{name}(asynchronous=True): Horovod's optimizer lets ranks wait in every step: {INSTEAD}")
 
 
 def check_attached(hvd: Any, optimizer: Any, compression: object, process_set: Any) -> None:
@@ -69,9 +67,7 @@ def check_attached(hvd: Any, optimizer: Any, compression: object, process_set: A
 def check_same_parameters(replica: Replica) -> None:
     """Raise MismatchError unless all ranks hold the same model. Collective over the communicator."""
     rows = zip(replica.names, replica.copies(), strict=True)
-    digests = [
-        (name, hashlib.blake2b(copy.cpu().numpy().data, digest_size=8).hexdigest()) for name, copy in rows
-    ]
+    digests = [(name, hashlib.blake2b(copy.cpu().numpy().data, digest_size=8).hexdigest()) for name, copy in rows]
     try:
         replica.world.agree("parameters before the first step, as hashes", digests)
     except MismatchError as error:

@@ -60,9 +60,7 @@ class DistributedOptimizer(_StateMaker):
             raise SettingError(
                 f"process_set={process_set}: this rank is not in it. Make the optimizer on its ranks only."
             )
-        super().__init__(
-            optimizer, method, model=model, named_parameters=named_parameters, comm=members, **settings
-        )
+        super().__init__(optimizer, method, model=model, named_parameters=named_parameters, comm=members, **settings)
         # How hvd.broadcast_optimizer_state tells optimizers whose step() is collective: it calls their parent's then.
         self.__module__ = "horovod.torch.optimizer"
 

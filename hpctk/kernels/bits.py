@@ -58,10 +58,7 @@ def unpack_signs(data: Bytes, n: int, scale: float, dtype: DTypeLike, *, threads
     values = np.empty(n, dtype)
     table = _signed_bytes(scale, values.dtype)
     parts = spans(n, threads, align=8)
-    share(
-        _write_signs,
-        [(data[start // 8 : (stop + 7) // 8], table, values[start:stop]) for start, stop in parts],
-    )
+    share(_write_signs, [(data[start // 8 : (stop + 7) // 8], table, values[start:stop]) for start, stop in parts])
     return values
 
 

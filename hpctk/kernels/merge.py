@@ -28,9 +28,7 @@ def merge(a_indices: Array, a_values: Array, b_indices: Array, b_values: Array) 
     same_length(a_indices, a_values)
     same_length(b_indices, b_values)
     if a_indices.dtype != b_indices.dtype or a_values.dtype != b_values.dtype:
-        raise ValueError(
-            f"cannot merge {a_indices.dtype}/{a_values.dtype} with {b_indices.dtype}/{b_values.dtype}"
-        )
+        raise ValueError(f"cannot merge {a_indices.dtype}/{a_values.dtype} with {b_indices.dtype}/{b_values.dtype}")
     indices = np.empty(len(a_indices) + len(b_indices), a_indices.dtype)
     values = np.empty(len(indices), a_values.dtype)
     n = _merge(a_indices, a_values, b_indices, b_values, indices, values)
@@ -73,9 +71,7 @@ def _check_bounds(dense: Array, indices: Array) -> None:
 
 
 @compiled
-def _merge(
-    a_indices: Array, a_values: Array, b_indices: Array, b_values: Array, indices: Array, values: Array
-) -> int:
+def _merge(a_indices: Array, a_values: Array, b_indices: Array, b_values: Array, indices: Array, values: Array) -> int:
     i, j, n = 0, 0, 0
     # -0.0, not 0.0, leaves every number as it is: -0.0 + 0.0 would lose the sign.
     nothing = values.dtype.type(-0.0)

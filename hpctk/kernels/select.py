@@ -47,9 +47,7 @@ def top_k(bits: Array, k: int, *, threads: int | None = None) -> Array:
     return _select(bits, None, k, threads, clear=False)[0]
 
 
-def feed_top_k(
-    residual: Array, gradient: Array | None, k: int, *, threads: int | None = None
-) -> tuple[Array, Array]:
+def feed_top_k(residual: Array, gradient: Array | None, k: int, *, threads: int | None = None) -> tuple[Array, Array]:
     """Add the gradient to the residual, take the k largest magnitudes out of it, in place, and return them.
 
     The residual, of float32 or float64, becomes residual + gradient (itself where that is None), with +0.0 where a
@@ -81,9 +79,7 @@ def first_not_finite(source: Array, gradient: Array | None, *, threads: int | No
     return next((a + index for (a, _), index in zip(parts, found, strict=True) if index >= 0), -1)
 
 
-def _select(
-    source: Array, gradient: Array | None, k: int, threads: int | None, *, clear: bool
-) -> tuple[Array, Array]:
+def _select(source: Array, gradient: Array | None, k: int, threads: int | None, *, clear: bool) -> tuple[Array, Array]:
     """Return the indices and values of the k largest; writes a gradient's sums, and zeros with `clear`."""
     if k < 0:
         raise ValueError(f"k={k}: at least 0")
@@ -137,9 +133,7 @@ def _collect(
         pieces = []
         while start < stop and total <= n // MOST_CANDIDATES:
             indices, values = np.empty(room, index_dtype(n)), np.empty(room, source.dtype)
-            found, start = magnitude.add_and_collect(
-                source, gradient, clear, threshold, start, stop, indices, values
-            )
+            found, start = magnitude.add_and_collect(source, gradient, clear, threshold, start, stop, indices, values)
             pieces.append((indices[:found], values[:found]))
             total += found
         if gradient is not None:
@@ -189,9 +183,7 @@ def _unsigned(source: Array) -> np.dtype[Any]:
     return np.dtype(f"u{source.dtype.itemsize}")
 
 
-def _threshold_of(
-    source: Array, k: int, threads: int | None, low: int = 0, high: int | None = None
-) -> tuple[int, int]:
+def _threshold_of(source: Array, k: int, threads: int | None, low: int = 0, high: int | None = None) -> tuple[int, int]:
     """Return the magnitude of the k-th largest, and how many equal to it (or fewer) belong to the k.
 
     All magnitudes lie between `low` and `high`.
@@ -203,10 +195,7 @@ def _threshold_of(
     while True:
         parts = spans(len(source), threads)
         counts = np.zeros((len(parts), bins), np.int64)
-        calls = [
-            (source[a:b], scalar(low), np.uint64(shift), row)
-            for (a, b), row in zip(parts, counts, strict=True)
-        ]
+        calls = [(source[a:b], scalar(low), np.uint64(shift), row) for (a, b), row in zip(parts, counts, strict=True)]
         share(magnitude.histogram, calls)
         from_top = np.cumsum(counts.sum(axis=0)[::-1])
         place = int(np.searchsorted(from_top, k))

@@ -21,14 +21,7 @@ BLOCK = 1 << 16
 
 
 def move_and_write(
-    point: Array,
-    move: Array,
-    residual: Array,
-    out: Array,
-    *,
-    moves: bool,
-    ahead: bool,
-    threads: int | None = None,
+    point: Array, move: Array, residual: Array, out: Array, *, moves: bool, ahead: bool, threads: int | None = None
 ) -> None:
     """Move a point, and write it, or the point ahead of it, down twice; in place.
 
@@ -39,9 +32,7 @@ def move_and_write(
     """
     if not len(point) == len(move) == len(residual) == len(out):
         raise ValueError(f"arrays of {len(point)}, {len(move)}, {len(residual)} and {len(out)} elements")
-    calls = [
-        (point[a:b], move[a:b], residual[a:b], out[a:b], moves, ahead) for a, b in spans(len(point), threads)
-    ]
+    calls = [(point[a:b], move[a:b], residual[a:b], out[a:b], moves, ahead) for a, b in spans(len(point), threads)]
     share(_move_and_write, calls)
 
 
@@ -59,10 +50,7 @@ def squared_distance(a: Array, b: Array | None, *, threads: int | None = None) -
 def sum_of_magnitudes(a: Array, *, threads: int | None = None) -> float:
     """Return ||a||_1, summed in float64. Not in place; the same bits for any number of threads."""
     sums = np.zeros(-(-len(a) // BLOCK))
-    share(
-        _block_sums,
-        [(a, sums, lo // BLOCK, -(-hi // BLOCK)) for lo, hi in spans(len(a), threads, align=BLOCK)],
-    )
+    share(_block_sums, [(a, sums, lo // BLOCK, -(-hi // BLOCK)) for lo, hi in spans(len(a), threads, align=BLOCK)])
     return float(sums.sum())
 
 

@@ -77,11 +77,7 @@ def kind_of(version: str) -> str:
 def build_horovod(project: Path, venv: Path, environ: Mapping[str, str]) -> None:
     """Build Horovod if launch/setup made this environment and was not told to do without. What it says is on stderr."""
     made_for, setup = _lines(venv / STAMP)[1:2], project / "launch" / "setup"
-    if (
-        not setup.is_file()
-        or made_for not in (["openmpi"], ["openmpi4"])
-        or _lines(venv / STATE) == [LEFT_OUT]
-    ):
+    if not setup.is_file() or made_for not in (["openmpi"], ["openmpi4"]) or _lines(venv / STATE) == [LEFT_OUT]:
         return
     words, first_venv = ["--with-horovod"], str(venv)
     if made_for == ["openmpi4"]:

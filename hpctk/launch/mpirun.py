@@ -19,10 +19,7 @@ ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 #: a second job on the machine would be bound to the same cores.
 UNBOUND = {"PRTE_MCA_hwloc_default_binding_policy": "none", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 #: Open MPI refuses more ranks than cores. PRTE is the mpirun of 5, OMPI of 4.1.
-OVERSUBSCRIBED = {
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
+OVERSUBSCRIBED = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 #: The variables of a rank that Open MPI is to forward to other hosts. Hydra forwards all.
 FORWARDING = "OMPI_MCA_mca_base_env_list"
 #: Variables a rank on another host needs besides HPCTK_*, in the order they are forwarded.
@@ -103,9 +100,7 @@ def _parameters(line: CommandLine, environ: Mapping[str, str]) -> set[str]:
     return {*typed, *(name.split("_MCA_", 1)[1] for name in inherited)}
 
 
-def job_environment(
-    environ: Mapping[str, str], venv: str | None, columns: int | None, tagged: bool
-) -> dict[str, str]:
+def job_environment(environ: Mapping[str, str], venv: str | None, columns: int | None, tagged: bool) -> dict[str, str]:
     """Return the variables that any job gets in addition, or with another value.
 
     The programs of `venv` come first; `columns` is the width of the terminal, None where there is none; where

@@ -42,9 +42,7 @@ def _insert(words: list[str]) -> list[str]:
         flags, letter, value = joined.groups() if joined else ("", "", "")
         if letter in ("c", "m"):
             program = [value, *words[at + 1 :]] if value else words[at + 1 :]
-            ends_jobs = program[:2] == ["hpctk", "run"] or (
-                program[:1] and program[0].split(".")[0] == "mpi4py"
-            )
+            ends_jobs = program[:2] == ["hpctk", "run"] or (program[:1] and program[0].split(".")[0] == "mpi4py")
             if not program or (letter == "m" and ends_jobs):
                 return words
             before = [f"-{flags}"] if flags else []

@@ -64,9 +64,7 @@ class AdaConsRun(BucketRun):
         tensors = list(gradients.values())
         edges = [0, *accumulate(tensor.numel() for tensor in tensors)]
         flat = self._room(tensors[0], edges[-1])
-        parts = [
-            flat[lo:hi].view(tensor.shape) for (lo, hi), tensor in zip(pairwise(edges), tensors, strict=True)
-        ]
+        parts = [flat[lo:hi].view(tensor.shape) for (lo, hi), tensor in zip(pairwise(edges), tensors, strict=True)]
         torch_private.foreach_copy_(parts, tensors)
         # A tensor without a gradient in this step is not there: momentum goes by names, not by places.
         names = list(gradients) if self._settings.layerwise else [""]
@@ -109,9 +107,7 @@ class AdaConsRun(BucketRun):
         return [torch.from_numpy(part.flat) for part in buckets]
 
     def _state(self, names: list[str]) -> ConsensusState:
-        return ConsensusState(
-            {g: self.momentum[name] for g, name in enumerate(names) if name in self.momentum}
-        )
+        return ConsensusState({g: self.momentum[name] for g, name in enumerate(names) if name in self.momentum})
 
     def _remember(self, names: list[str], state: ConsensusState) -> None:
         self._next = {names[g]: momentum for g, momentum in state.sorted_momentum.items()}, state.fallbacks

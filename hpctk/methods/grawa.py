@@ -64,15 +64,11 @@ class Grawa(LocalStepMethod):
     prox: float = setting(0.01, "how far the local steps of a period move it there", at_least=0, at_most=1)
     ema: float = setting(0.9**8, "memory of the norms, 0 for none", at_least=0, below=1, shown="0.9**8")
     norms: str = setting(
-        "step",
-        "of the last local step's gradient, or of one that `probe` computes",
-        choices=("step", "probe"),
+        "step", "of the last local step's gradient, or of one that `probe` computes", choices=("step", "probe")
     )
     probe: Callable[[], Any] | None = setting(None, "runs forward and backward on a fresh random batch")
     asynchronous: bool = setting(False, "let fast workers do more local steps")
-    time_budget_s: float | None = setting(
-        None, "end training so many seconds after the optimizer was made", above=0
-    )
+    time_budget_s: float | None = setting(None, "end training so many seconds after the optimizer was made", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

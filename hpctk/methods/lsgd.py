@@ -48,10 +48,7 @@ class LSGD(LocalStepMethod):
     period: int = setting(4, "local steps between rounds", at_least=1)
     pull: float = setting(0.1, "how far a round moves a worker toward the leader", at_least=0, at_most=1)
     prox: float = setting(
-        0.1,
-        "how far the local steps of a period move it toward the last leader's model",
-        at_least=0,
-        at_most=1,
+        0.1, "how far the local steps of a period move it toward the last leader's model", at_least=0, at_most=1
     )
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> LsgdRun:

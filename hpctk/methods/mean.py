@@ -53,12 +53,8 @@ class Mean(GradientMethod):
     compressor: Compressor | None = setting(
         None, "how gradients are written down; dense without", parser=by_name, allowed=A_COMPRESSOR
     )
-    error_feedback: bool = setting(
-        True, "whether what the compressor left behind is added to the next gradient"
-    )
-    clip: float | None = setting(
-        None, f"by the norm of the mean gradient: {CLIP}", at_least=0, at_most=math.inf
-    )
+    error_feedback: bool = setting(True, "whether what the compressor left behind is added to the next gradient")
+    clip: float | None = setting(None, f"by the norm of the mean gradient: {CLIP}", at_least=0, at_most=math.inf)
     unit_norm: bool = setting(False, "average directions, and multiply by the mean norm")
     #: The earlier name of error_feedback.
     feedback: InitVar[bool | None] = field(default=None, kw_only=True)
@@ -123,18 +119,11 @@ class MeanRun(BucketRun):
         """Whether a part can go alone: a norm needs all gradients, and compressed ones go as one message."""
         return self._compressor is None and not self._settings.unit_norm
 
-    def start_bucket(
-        self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False
-    ) -> Handle:
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Handle:
         """Start averaging some gradients. Collective over the communicator. Not in place."""
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
         return start_in_place(
-            self.replica.world,
-            flat,
-            buffers.dtype_of(flat),
-            "mean",
-            self.replica.schedule,
-            None if in_order else lane,
+            self.replica.world, flat, buffers.dtype_of(flat), "mean", self.replica.schedule, None if in_order else lane
         )
 
     def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:

@@ -46,24 +46,16 @@ class SAEF(LocalStepMethod):
     kind: ClassVar[str] = "update"
     summary: ClassVar[str] = "compressed updates, gradients taken where the residuals point"
 
-    compressor: Compressor = field(
-        metadata=required("of each worker's update", parser=by_name, allowed=A_COMPRESSOR)
-    )
-    server: Compressor | None = setting(
-        None, "of the mean; not PowerSGD", parser=by_name, allowed=A_COMPRESSOR
-    )
+    compressor: Compressor = field(metadata=required("of each worker's update", parser=by_name, allowed=A_COMPRESSOR))
+    server: Compressor | None = setting(None, "of the mean; not PowerSGD", parser=by_name, allowed=A_COMPRESSOR)
     average_every: int = setting(0, "iterations between averages of the residuals; 0 for never", at_least=0)
-    step_ahead: bool = setting(
-        True, "whether gradients are taken at x - e_k; else at x, as in classic error feedback"
-    )
+    step_ahead: bool = setting(True, "whether gradients are taken at x - e_k; else at x, as in classic error feedback")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.server is not None and self.server.combines == "own":
             # Every rank does the server's work: matrix products must not decide on shared bits.
-            raise SettingError(
-                f"server={self.server!r}: its work cannot be repeated bit for bit on all ranks"
-            )
+            raise SettingError(f"server={self.server!r}: its work cannot be repeated bit for bit on all ranks")
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> SaefRun:
         """Return SAEF at work on a replica."""

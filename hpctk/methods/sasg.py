@@ -52,9 +52,7 @@ class SASG(LocalStepMethod):
     kind: ClassVar[str] = "update"
     summary: ClassVar[str] = "sparse updates, only from the workers that have news"
 
-    density: float = setting(
-        0.01, "part of each tensor's elements that an upload carries", above=0, at_most=1
-    )
+    density: float = setting(0.01, "part of each tensor's elements that an upload carries", above=0, at_most=1)
     alpha: float | None = setting(
         None,
         "how much change is no news; 0 sends whatever differs; below 0, everything",

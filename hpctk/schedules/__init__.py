@@ -8,15 +8,4 @@ from hpctk.schedules.core.plan import Action, Plan, Recv, Round, Send, bounds
 from hpctk.schedules.core.registry import SCHEDULES, build
 from hpctk.schedules.cost.volume import Phase, Volume
 
-__all__ = [
-    "SCHEDULES",
-    "Action",
-    "Phase",
-    "Plan",
-    "Recv",
-    "Round",
-    "Send",
-    "Volume",
-    "bounds",
-    "build",
-]
+__all__ = ["SCHEDULES", "Action", "Phase", "Plan", "Recv", "Round", "Send", "Volume", "bounds", "build"]

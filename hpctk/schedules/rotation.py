@@ -55,12 +55,7 @@ def allreduce(size: int) -> Plan:
 
 
 def reducing(
-    members: Sequence[int],
-    me: int,
-    *,
-    owners: int | None = None,
-    width: int = 1,
-    action: Action = Action.COMBINE,
+    members: Sequence[int], me: int, *, owners: int | None = None, width: int = 1, action: Action = Action.COMBINE
 ) -> Iterator[Round]:
     """Reduce-scatter directly among `members`, seen by members[me].
 
@@ -74,9 +69,7 @@ def reducing(
         yield Round(sends, recvs)
 
 
-def gathering(
-    members: Sequence[int], me: int, *, owners: int | None = None, width: int = 1
-) -> Iterator[Round]:
+def gathering(members: Sequence[int], me: int, *, owners: int | None = None, width: int = 1) -> Iterator[Round]:
     """All-gather directly among `members`, seen by members[me]; parts as in `reducing`."""
     owners = len(members) if owners is None else owners
     for to, source in _partners(len(members), me):

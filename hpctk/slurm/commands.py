@@ -25,9 +25,7 @@ def find_sbatch() -> str:
     conf = os.environ.get("SLURM_CONF")
     if conf and not os.path.exists(conf):
         # sbatch itself would look for it for a minute.
-        raise SettingError(
-            f"SLURM_CONF={conf}: no such file; is that Slurm down? (./launch/slurm-local up starts one)"
-        )
+        raise SettingError(f"SLURM_CONF={conf}: no such file; is that Slurm down? (./launch/slurm-local up starts one)")
     return found
 
 

@@ -87,10 +87,7 @@ class Options:
 
     kind: str = field(metadata=required("what starts the ranks", choices=tuple(KINDS)))
     job_name: str = setting(
-        "",
-        "also names the log and, unless --run says otherwise, the run's folder",
-        metavar="NAME",
-        shown="hpctk-KIND",
+        "", "also names the log and, unless --run says otherwise, the run's folder", metavar="NAME", shown="hpctk-KIND"
     )
     nodes: int | None = _count("nodes", 100_000)
     ntasks_per_node: int | None = _count("ranks on each node; of ddp, processes of its torchrun", 4096)
@@ -136,15 +133,11 @@ class Options:
     warning_s: int | None = _count(
         "ask the ranks to save so long before the time limit", 65535, metavar="SECONDS", shown=str(WARNING_S)
     )
-    max_restarts: int | None = _count(
-        "how often the job may go back into the queue", 10_000, at_least=0, shown="20"
-    )
+    max_restarts: int | None = _count("how often the job may go back into the queue", 10_000, at_least=0, shown="20")
     run: str | None = _text("the run's folder", "DIR", shown="runs/NAME")
     modules: tuple[str, ...] = _lines("a module to load; may be repeated", "NAME")
     venv: str | None = _text("virtual environment to activate", "DIR")
-    setup: tuple[str, ...] = _lines(
-        "a line of shell, as it is, before the program starts; may be repeated", "LINE"
-    )
+    setup: tuple[str, ...] = _lines("a line of shell, as it is, before the program starts; may be repeated", "LINE")
     sbatch: tuple[str, ...] = _lines(
         "a further option of sbatch, such as --sbatch=--exclusive; may be repeated", "OPTION"
     )

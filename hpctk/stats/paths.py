@@ -20,9 +20,7 @@ def stats_folder(path: Path) -> Path:
     """
     if (path / STATS).is_dir():
         return path / STATS
-    runs = (
-        sorted(stats.parent for stats in path.glob(f"*/{STATS}") if stats.is_dir()) if path.is_dir() else []
-    )
+    runs = sorted(stats.parent for stats in path.glob(f"*/{STATS}") if stats.is_dir()) if path.is_dir() else []
     if len(runs) == 1:
         return runs[0] / STATS
     if runs:

@@ -228,9 +228,7 @@ def _load_recording(number: int, folder: Path, tables: Names, checked: Names) ->
             whose = f"{other[:40]!r} of {other_size} ranks, the others {run[:40]!r} of {size} ranks"
             bad[rank] = f"{stats.path}: is of another run ({whose})"
     missing = {
-        rank: bad.get(rank, f"{folder / file_name(rank)}: no such file")
-        for rank in range(size)
-        if rank not in ranks
+        rank: bad.get(rank, f"{folder / file_name(rank)}: no such file") for rank in range(size) if rank not in ranks
     }
     foreign = {file_name(rank): why for rank, why in bad.items() if rank >= size}
     return RecordingStats(number, size, ranks, missing, foreign)

@@ -62,9 +62,7 @@ def load(folder: Path, part: str) -> Images:
     if images.shape[1:] != PIXELS:
         raise HpctkError(f"{folder}: {part} images of {images.shape[1]}x{images.shape[2]} pixels, need 28x28")
     if len(images) != len(labels) or not len(labels):
-        raise HpctkError(
-            f"{folder}: {len(images)} {part} images and {len(labels)} labels: need as many of each"
-        )
+        raise HpctkError(f"{folder}: {len(images)} {part} images and {len(labels)} labels: need as many of each")
     if labels.max() >= CLASSES:
         raise HpctkError(f"{folder}: {part} label {labels.max()}, allowed are 0 to {CLASSES - 1}")
     return Images(torch.from_numpy(images.copy()), torch.from_numpy(labels.astype("int64")))

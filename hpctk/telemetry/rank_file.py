@@ -106,10 +106,7 @@ class RankFile:
     def _laid_out(self, state: str, rows: Mapping[str, int]) -> tuple[int, Offsets]:
         """Return an empty file in memory, and where its columns lie."""
         image = os.memfd_create("hpctk-stats")
-        with (
-            open(image, "w+b", buffering=0, closefd=False) as raw,
-            h5py.File(raw, "w", libver="earliest") as file,
-        ):
+        with open(image, "w+b", buffering=0, closefd=False) as raw, h5py.File(raw, "w", libver="earliest") as file:
             put_attributes(file, {"schema": schema.NAME, "schema_version": schema.VERSION, "state": state})
             put_attributes(file, self._attributes)
             put_attributes(file.create_group("environment"), self._environment)

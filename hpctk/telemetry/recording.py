@@ -269,9 +269,7 @@ class Recording:
             self._file = None
             file.abandon()
             log.warning(
-                "no more statistics on this rank, %s cannot be written: %s. Training goes on.",
-                file.path,
-                error,
+                "no more statistics on this rank, %s cannot be written: %s. Training goes on.", file.path, error
             )
 
 

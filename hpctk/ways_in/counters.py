@@ -125,9 +125,7 @@ class Counters:
     def stats(self, counts: Mapping[str, int]) -> Stats:
         """Return what was done so far; `counts` are the method's."""
         c = self.counter
-        return Stats(
-            self.steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls, counts
-        )
+        return Stats(self.steps, c.sent_bytes, c.received_bytes, c.messages, c.seconds, c.uncounted_calls, counts)
 
     def load(self, stats: Stats) -> None:
         """Go on counting from what an earlier run had counted on this rank."""
@@ -175,10 +173,7 @@ def opened(replica: Replica, method: Method, settings: StatsSettings) -> Recordi
     first = here.minimum([here.rank if why else here.size], "opening the statistics")[0]
     if why and first == here.rank:
         log.warning(
-            "no statistics, %s cannot be written (rank %d): %s. Training goes on.",
-            settings.folder,
-            here.rank,
-            why,
+            "no statistics, %s cannot be written (rank %d): %s. Training goes on.", settings.folder, here.rank, why
         )
     return recording
 
@@ -212,12 +207,7 @@ def _made(folder: Path) -> bool:
 
 
 def _open(
-    replica: Replica,
-    method: Method,
-    settings: StatsSettings,
-    place: Mapping[str, Any],
-    offset_s: float,
-    error_s: float,
+    replica: Replica, method: Method, settings: StatsSettings, place: Mapping[str, Any], offset_s: float, error_s: float
 ) -> Recording:
     # With h5py, which nobody needs who writes nothing.
     from hpctk.telemetry.recording import Recording

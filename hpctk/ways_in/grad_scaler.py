@@ -19,9 +19,7 @@ import torch
 from hpctk.torch_private import is_unscaled, scale_device, scaler_state
 
 # torch would rather hand over two tensors, through which nothing can be told to the scaler.
-warnings.filterwarnings(
-    "ignore", message="GradScaler is going to stop passing itself", category=FutureWarning
-)
+warnings.filterwarnings("ignore", message="GradScaler is going to stop passing itself", category=FutureWarning)
 
 
 def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:

@@ -123,9 +123,7 @@ class GradientSteps:
         kept = [self._base.state.get(parameter, {}) for parameter in replica.parameters]
         kept += self._base.param_groups
         tensors = [x for one in kept for x in one.values() if isinstance(x, torch.Tensor)]
-        replica.world.agree(
-            "what the base optimizer keeps", [(str(x.dtype), tuple(x.shape)) for x in tensors]
-        )
+        replica.world.agree("what the base optimizer keeps", [(str(x.dtype), tuple(x.shape)) for x in tensors])
         broadcast_in_place(replica.world, [*replica.values, *tensors], leader)
         numbers = json.dumps([drift.numbers(one) for one in kept]).encode()
         theirs = json.loads(replica.world.broadcast_bytes(numbers, leader, "sharing the rates"))

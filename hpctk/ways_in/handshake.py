@@ -19,9 +19,7 @@ def check(optimizer: Any, method: Any, on_bad_gradient: str) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise SettingError(f"optimizer={optimizer!r}: need a torch optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise SettingError(
-            "LBFGS evaluates its closure several times in a step, each rank as often as it likes"
-        )
+        raise SettingError("LBFGS evaluates its closure several times in a step, each rank as often as it likes")
     check_method(method, on_bad_gradient)
 
 
@@ -73,9 +71,7 @@ def check_dtypes(parameters: Mapping[str, torch.Tensor]) -> None:
     kinds = {parameter.dtype for parameter in parameters.values() if parameter.requires_grad}
     if len(kinds) > 1 or kinds - {torch.float32, torch.float64}:
         shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-        raise TensorError(
-            f"parameters of {shown}: need all float32 or all float64 (half precision by torch.autocast)"
-        )
+        raise TensorError(f"parameters of {shown}: need all float32 or all float64 (half precision by torch.autocast)")
     if not kinds:
         raise SettingError("no parameter of the optimizer requires a gradient")
 

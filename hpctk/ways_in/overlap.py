@@ -63,9 +63,7 @@ class Overlap:
     def check(method: Method, overlap: bool) -> None:
         """Raise SettingError where overlapping makes no sense."""
         if overlap and method.kind != "gradient":
-            raise SettingError(
-                f"overlap=True: {type(method).__name__} does not exchange gradients; leave it out"
-            )
+            raise SettingError(f"overlap=True: {type(method).__name__} does not exchange gradients; leave it out")
 
     def check_between_steps(self, what: str) -> None:
         """Raise HpctkError where gradients are under way: dropping them now would leave the ranks apart."""

@@ -14,10 +14,7 @@ SINGLE = {
         ["--seeds", "1", "--workers", "4", "--batches", "64", "--updates", "3"],
         ["plain mean, N=4, B=64", "AdaCons, N=4, B=64"],
     ),
-    "stats": (
-        ["--size", "6", "--steps", "5"],
-        ["merge:view", "merge:copy", "load", "load:copy", "report"],
-    ),
+    "stats": (["--size", "6", "--steps", "5"], ["merge:view", "merge:copy", "load", "load:copy", "report"]),
 }
 RANKS = {
     "adam_topk": (["--seeds", "1", "--only", "dense"], ["dense"]),
@@ -28,14 +25,8 @@ RANKS = {
     ),
     "checkpoint": (["--elements", "1e5"], ["plain", "save", "load"]),
     "recorder": (["--calls", "2000", "--epochs", "1"], ["recorder:off", "recorder:on"]),
-    "sparse": (
-        ["--elements", "1e5"],
-        ["sparse:auto", "sparse:split", "sparse:keep", "grace", "gloo"],
-    ),
-    "step": (
-        ["--elements", "1e5"],
-        ["Mean", "Mean TopK", "AdaCons", "SASG", "SAEF TopK", "MGRAWA", "CELGC"],
-    ),
+    "sparse": (["--elements", "1e5"], ["sparse:auto", "sparse:split", "sparse:keep", "grace", "gloo"]),
+    "step": (["--elements", "1e5"], ["Mean", "Mean TopK", "AdaCons", "SASG", "SAEF TopK", "MGRAWA", "CELGC"]),
 }
 
 

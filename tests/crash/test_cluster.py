@@ -116,18 +116,14 @@ def test_arguments_environment_and_folder_arrive_unchanged(three_hosts):
     awkward = ["", "two words", "$HOME", "it's", 'a "quoted" line\nand another', "*"]
     show = "import os, sys; print([sys.argv[1:], os.environ['HPCTK_CLUSTER_HOSTS'], os.getcwd()])"
     expected = f"{[awkward, '3', str(Path.cwd())]}\n"
-    assert (
-        succeed("run", "--name", three_hosts, "--host", 2, "--", "python", "-c", show, *awkward) == expected
-    )
+    assert succeed("run", "--name", three_hosts, "--host", 2, "--", "python", "-c", show, *awkward) == expected
     assert succeed("run", "--name", three_hosts, "-n", 1, "--", "python", "-c", show, *awkward) == expected
 
 
 @needs_cluster
 def test_mpirun_arguments_overrule_ours(three_hosts):
     show = ["--", "printenv", "OMPI_MCA_btl"]
-    assert (
-        succeed("run", "--name", three_hosts, "-n", 1, "--mpirun-args", "--mca btl self", *show) == "self\n"
-    )
+    assert succeed("run", "--name", three_hosts, "-n", 1, "--mpirun-args", "--mca btl self", *show) == "self\n"
 
 
 @needs_cluster

@@ -24,18 +24,12 @@ def test_killed_in_mid_collective(tmp_path, schedule):
     assert ended.code != 0
     assert ended.seconds < 25
     # Open MPI's launcher speaks of rank 2, MPICH's of its process; or a waiting rank does.
-    assert (
-        "rank 2" in ended.output
-        or "KILLED BY SIGNAL: 9" in ended.output.upper()
-        or "RANK 2" in ended.output.upper()
-    )
+    assert "rank 2" in ended.output or "KILLED BY SIGNAL: 9" in ended.output.upper() or "RANK 2" in ended.output.upper()
 
 
 @pytest.mark.parametrize("schedule", ["ring", "halving_doubling"])
 def test_stuck_in_mid_collective(tmp_path, schedule):
-    ended = run_ranks(
-        3, PROGRAM.format(schedule=schedule, deed="time.sleep(1000)"), tmp_path, HPCTK_TIMEOUT_S="4"
-    )
+    ended = run_ranks(3, PROGRAM.format(schedule=schedule, deed="time.sleep(1000)"), tmp_path, HPCTK_TIMEOUT_S="4")
     assert ended.code != 0
     assert ended.seconds < 25
     assert f"{schedule} allreduce of 4000000 elements" in ended.output

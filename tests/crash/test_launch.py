@@ -199,11 +199,7 @@ def test_horovodrun_refuses_mpich():
 
 @pytest.mark.parametrize(
     "command",
-    [
-        [ROOT / "launch" / "mpirun"],
-        [BIN / "hpctk", "mpirun"],
-        [sys.executable, "-m", "hpctk", "mpirun"],
-    ],
+    [[ROOT / "launch" / "mpirun"], [BIN / "hpctk", "mpirun"], [sys.executable, "-m", "hpctk", "mpirun"]],
     ids=["launch/mpirun", "hpctk mpirun", "python -m hpctk mpirun"],
 )
 def test_ranks_may_use_all_cores_unless_bound(script, command):

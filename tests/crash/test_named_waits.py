@@ -47,6 +47,4 @@ def test_a_deadline_without_mpi_names_what_was_called(tmp_path):
     program = PROGRAM.format(start=GLOO, comm=group, call=COLLECTIVE.format(comm=group), deed="stay_away()")
     ended = run_without_launcher(2, program, tmp_path, awaited=0, timeout_s=120, HPCTK_TIMEOUT_S="10")
     assert ended.code != 0
-    assert (
-        "rank 0 of 2 waited 10 s in consensus (handshake on consensus); rank 1 did not come" in ended.output
-    )
+    assert "rank 0 of 2 waited 10 s in consensus (handshake on consensus); rank 1 did not come" in ended.output

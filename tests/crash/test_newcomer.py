@@ -28,11 +28,7 @@ def project(somebody):
 
 
 def environ(somebody):
-    return {
-        "PYTHON": newcomer.interpreter(),
-        "PIP_NO_INDEX": "1",
-        "HPCTK_WHEELS": str(somebody.home / "my wheels"),
-    }
+    return {"PYTHON": newcomer.interpreter(), "PIP_NO_INDEX": "1", "HPCTK_WHEELS": str(somebody.home / "my wheels")}
 
 
 def test_quickstart_and_a_second_one_beside_it(somebody, project):

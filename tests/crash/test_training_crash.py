@@ -45,9 +45,7 @@ WAYS = {
 def crash(tmp_path, way, deed, *python, after_backward=True, main="train()", timeout_s="60"):
     """Return the output of a job that must fail, and its seconds since the deed."""
     stamp = tmp_path / "deed"
-    program = PROGRAM.format(
-        **WAYS[way], deed=deed, after_backward=after_backward, main=main, stamp=str(stamp)
-    )
+    program = PROGRAM.format(**WAYS[way], deed=deed, after_backward=after_backward, main=main, stamp=str(stamp))
     ended = run_ranks(2, program, tmp_path, *python, timeout_s=150, HPCTK_TIMEOUT_S=timeout_s)
     assert ended.code != 0
     return ended.output, time.time() - stamp.stat().st_mtime

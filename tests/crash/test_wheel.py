@@ -20,18 +20,7 @@ def wheel(tmp_path_factory):
         cwd=ROOT, input=files, stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
     subprocess.run(["tar", "-xf-"], cwd=source, input=packed.stdout, check=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        target,
-        source,
-    ]
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", target, source]
     subprocess.run(command, check=True, env=clean_environment(), timeout=200)
     (made,) = target.glob("*.whl")
     return made

@@ -98,18 +98,12 @@ def under_ddp(method):
     for t in range(STEPS):
         step(base, wrapped, t)
     assert_as_simulated(method, model)
-    return model, {
-        "digest": digest(model),
-        "steps": attached.stats.steps,
-        "messages": attached.stats.messages,
-    }
+    return model, {"digest": digest(model), "steps": attached.stats.steps, "messages": attached.stats.messages}
 
 
 def resumed():
     """Train three steps, save, load into another model, train two more."""
-    folder = (
-        Path(tempfile.gettempdir()) / f"hpctk-{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
-    )
+    folder = Path(tempfile.gettempdir()) / f"hpctk-{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
     first, second = net(), net(seed=4)
     opt = hpctk.ddp.DistributedOptimizer(sgd(first.parameters()), METHODS["SAEF"], model=first)
     for t in range(3):

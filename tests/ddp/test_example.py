@@ -13,8 +13,7 @@ def test_example(method):
     ended = run(torchrun(2, EXAMPLE, "--method", method, "--epochs", "8"), timeout_s=120)
     assert ended.code == 0, ended.output
     found = re.search(
-        rf"{method} on 2 processes: accuracy ([\d.]+) after (\d+) steps, rank 0 sent (\d+) bytes",
-        ended.output,
+        rf"{method} on 2 processes: accuracy ([\d.]+) after (\d+) steps, rank 0 sent (\d+) bytes", ended.output
     )
     assert found, ended.output
     accuracy, steps, sent = float(found[1]), int(found[2]), int(found[3])

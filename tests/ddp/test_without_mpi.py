@@ -23,9 +23,7 @@ OTHER_METHODS = [
 def found(tmp_path_factory):
     """What each rank wrote down."""
     folder = tmp_path_factory.mktemp("found")
-    ended = run(
-        torchrun(RANKS, str(JOB), str(folder)), timeout_s=150, HPCTK_TIMEOUT_S="60", TMPDIR=str(folder)
-    )
+    ended = run(torchrun(RANKS, str(JOB), str(folder)), timeout_s=150, HPCTK_TIMEOUT_S="60", TMPDIR=str(folder))
     assert ended.code == 0, ended.output
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 

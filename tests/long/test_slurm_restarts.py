@@ -33,18 +33,7 @@ def test_the_time_limit_itself(slurm, tmp_path):
     words = ("hpctk", "train", "digits", "--epochs", "3000", "--checkpoint-steps", "100")
     size = ("--nodes", "2", "--ntasks-per-node", "1")
     job = slurm.submit(
-        tmp_path,
-        "mpi",
-        "limit",
-        *size,
-        "--time",
-        "2",
-        "--warning-s",
-        "60",
-        "--max-restarts",
-        "1",
-        "--",
-        *words,
+        tmp_path, "mpi", "limit", *size, "--time", "2", "--warning-s", "60", "--max-restarts", "1", "--", *words
     )
     assert job.ended(600) == "FAILED", job.log()
     assert job.facts()["ExitCode"] == "85:0"

@@ -42,17 +42,11 @@ def test_max(world, schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_short_floats_are_summed_in_float32(world, schedule, dtype):
     # Small whole numbers: representable, and so are their sums in any order. A wrong type shows at once.
     mine = torch.from_numpy(np.random.default_rng([7, world.rank]).integers(-2, 3, 3001)).to(dtype)
-    wanted = sum(
-        torch.from_numpy(np.random.default_rng([7, rank]).integers(-2, 3, 3001)) for rank in range(world.size)
-    )
+    wanted = sum(torch.from_numpy(np.random.default_rng([7, rank]).integers(-2, 3, 3001)) for rank in range(world.size))
     result = allreduce(mine, op="sum", schedule=schedule)
     assert result.dtype == dtype
     assert torch.equal(result.float(), wanted.float())
@@ -151,11 +145,7 @@ def test_refused_with_a_clear_message(world, tensor, op, words):
 
 @pytest.mark.parametrize(
     ("odd", "words"),
-    [
-        (torch.ones(6), r"\(5,\).*\(6,\)"),
-        (torch.ones(5).double(), "float32.*float64"),
-        (torch.ones(5, 1), "shape"),
-    ],
+    [(torch.ones(6), r"\(5,\).*\(6,\)"), (torch.ones(5).double(), "float32.*float64"), (torch.ones(5, 1), "shape")],
 )
 def test_ranks_that_disagree(world, odd, words):
     if world.size < 2:

@@ -18,10 +18,7 @@ GRADIENT_METHODS = {
     "AdaCons": lambda: hpctk.AdaCons(momentum=0.5),
     "AdaCons by layers": lambda: hpctk.AdaCons(momentum=0.5, layerwise=True),
 }
-MODEL_METHODS = {
-    "LocalSGD": lambda period: hpctk.LocalSGD(period),
-    "CELGC": lambda period: hpctk.CELGC(0.05, period),
-}
+MODEL_METHODS = {"LocalSGD": lambda period: hpctk.LocalSGD(period), "CELGC": lambda period: hpctk.CELGC(0.05, period)}
 BAD = [float("nan"), float("inf"), -float("inf")]
 
 
@@ -86,8 +83,7 @@ def hooked(world, model, t, bad):
 def test_skip(world, name, overlap):
     model, twin = net(), net()
     opt, other = (
-        wrapped(one, GRADIENT_METHODS[name](), overlap=overlap, on_bad_gradient="skip")
-        for one in (model, twin)
+        wrapped(one, GRADIENT_METHODS[name](), overlap=overlap, on_bad_gradient="skip") for one in (model, twin)
     )
     for t in range(5):
         if t in (0, 2):
@@ -151,10 +147,7 @@ def test_finite_gradients_may_be_huge(world, schedule):
     """A mean that overflows is not this rank's fault, but nor may it go unnoticed in silence."""
     parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     opt = hpctk.DistributedOptimizer(
-        torch.optim.SGD([parameter], lr=1.0),
-        hpctk.Mean(),
-        named_parameters=[("x", parameter)],
-        schedule=schedule,
+        torch.optim.SGD([parameter], lr=1.0), hpctk.Mean(), named_parameters=[("x", parameter)], schedule=schedule
     )
     parameter.grad = torch.full((3,), 1e307, dtype=torch.float64)
     opt.step()

@@ -59,9 +59,7 @@ def test_the_last_two_are_kept(world, shared):
         job.train(1)
         places.append(job.save(shared / "kept"))
     world.barrier()
-    assert [place.name for place in sorted((shared / "kept").iterdir())] == [
-        place.name for place in places[2:]
-    ]
+    assert [place.name for place in sorted((shared / "kept").iterdir())] == [place.name for place in places[2:]]
     assert [place.name for place in places] == [f"00000{t}-step-{t}" for t in (1, 2, 3, 4)]
     other = Job(METHODS["mean"]())
     other.load(places[2])
@@ -209,9 +207,7 @@ def test_nothing_there(world, shared):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize(
-    ("saved", "now"), [("mean_topk", "saef_topk"), ("sasg", "mean"), ("localsgd", "adacons")]
-)
+@pytest.mark.parametrize(("saved", "now"), [("mean_topk", "saef_topk"), ("sasg", "mean"), ("localsgd", "adacons")])
 def test_another_method_is_an_error_in_any_case(world, shared, saved, now, strict):
     job, other = Job(METHODS[saved]()), Job(METHODS[now]())
     job.train(2)
@@ -361,10 +357,7 @@ def test_caches_that_grow(world, shared):
             self.linear.register_buffer("lazy", None, persistent=False)
 
     models = [Caching(), Caching()]
-    opts = [
-        hpctk.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), hpctk.Mean(), model=m)
-        for m in models
-    ]
+    opts = [hpctk.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=0.1), hpctk.Mean(), model=m) for m in models]
     models[0].mask, models[0].linear.lazy = torch.ones(5), torch.full((3,), 2.0)
     hpctk.save_checkpoint(shared / "kept", opts[0], models[0])
     hpctk.load_checkpoint(shared / "kept", opts[1], models[1])
@@ -392,9 +385,7 @@ def test_tensors_lie_under_their_names(world, shared):
     with h5py.File(place / f"rank-{world.rank:05}.h5") as file:
         kept = file["method/residuals/first.weight"][...]
         np.testing.assert_array_equal(kept, job.opt.local_state_dict()["residuals"]["first.weight"].numpy())
-        np.testing.assert_array_equal(
-            file["model/state/first.weight"][...], job.model.first.weight.detach().numpy()
-        )
+        np.testing.assert_array_equal(file["model/state/first.weight"][...], job.model.first.weight.detach().numpy())
         np.testing.assert_array_equal(file["model/left_out/seen"][...], job.model.seen.numpy())
 
 
@@ -428,10 +419,7 @@ class TestCheckpoints:
         with hpctk.Checkpoints(shared / "kept", other.opt, other.model) as again:
             extra = again.resume()
         assert extra["t"] == 6
-        assert [place.name for place in folder.complete(shared / "kept")] == [
-            "000001-step-3",
-            "000002-step-6",
-        ]
+        assert [place.name for place in folder.complete(shared / "kept")] == ["000001-step-3", "000002-step-6"]
 
     def test_by_the_clock(self, world, shared):
         """Rank 0's clock decides: all save in the same step, whatever the others' clocks say."""

@@ -67,9 +67,7 @@ def under(files, prefix):
 
 def mean_over(comm, tensors):
     """Return the mean over the ranks that loaded, in float64."""
-    return {
-        name: np.mean(comm.allgather(tensor.double().numpy()), axis=0) for name, tensor in tensors.items()
-    }
+    return {name: np.mean(comm.allgather(tensor.double().numpy()), axis=0) for name, tensor in tensors.items()}
 
 
 def assert_near(got, wanted):
@@ -78,16 +76,7 @@ def assert_near(got, wanted):
         np.testing.assert_allclose(got[name], wanted[name], rtol=1e-6, atol=1e-9, err_msg=name)
 
 
-MEANS = [
-    "mean_topk",
-    "mean_keep",
-    "mean_sign",
-    "mean_powersgd",
-    "sasg_mean",
-    "saef_topk",
-    "saef_sign",
-    "saef_onebit",
-]
+MEANS = ["mean_topk", "mean_keep", "mean_sign", "mean_powersgd", "sasg_mean", "saef_topk", "saef_sign", "saef_onebit"]
 
 
 @pytest.mark.parametrize("name", [*MEANS, "sasg"])
@@ -100,9 +89,7 @@ def test_residuals_keep_what_is_applied(resized, name):
     assert any(np.abs(rows).max() > 0 for rows in kept.values())
     got = mean_over(comm, job.opt.local_state_dict()["residuals"])
     if name == "sasg":
-        assert_near(
-            {n: x * comm.size for n, x in got.items()}, {n: np.sum(rows, 0) for n, rows in kept.items()}
-        )
+        assert_near({n: x * comm.size for n, x in got.items()}, {n: np.sum(rows, 0) for n, rows in kept.items()})
     else:
         assert_near(got, {n: np.mean(rows, 0) for n, rows in kept.items()})
     job.train(3)
@@ -138,15 +125,11 @@ def test_model_methods_go_on_from_the_mean_of_the_workers(resized, name):
     models = under(files, "model/state/")
     momenta = under(files, "optimizer/state/0/")["momentum_buffer"]
     for parameter, tensor in job.model.named_parameters():
-        np.testing.assert_allclose(
-            tensor.detach().numpy(), np.mean(models[parameter], 0), rtol=1e-6, atol=1e-8
-        )
+        np.testing.assert_allclose(tensor.detach().numpy(), np.mean(models[parameter], 0), rtol=1e-6, atol=1e-8)
     momentum = job.opt.state_dict()["state"][0]["momentum_buffer"].numpy()
     np.testing.assert_allclose(momentum, np.mean(momenta, 0), rtol=1e-5)
     # Batch norm: the mean of its floating point buffers; its count of batches is a count.
-    np.testing.assert_allclose(
-        job.model.norm.running_mean.numpy(), np.mean(models["norm.running_mean"], 0), rtol=1e-6
-    )
+    np.testing.assert_allclose(job.model.norm.running_mean.numpy(), np.mean(models["norm.running_mean"], 0), rtol=1e-6)
     assert int(job.model.norm.num_batches_tracked) == STEPS
     if name in ("mgrawa", "lgrawa"):
         smooth = under(files, "method/")["smooth"]
@@ -155,9 +138,7 @@ def test_model_methods_go_on_from_the_mean_of_the_workers(resized, name):
     assert len(set(comm.allgather(job.opt.stats.steps))) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["mean", "adacons", "adacons_layerwise", "mean_randomk", "mean_qsgd", "mean_clip"]
-)
+@pytest.mark.parametrize("name", ["mean", "adacons", "adacons_layerwise", "mean_randomk", "mean_qsgd", "mean_clip"])
 def test_gradient_methods_hold_the_same_everywhere(resized, name, caplog):
     files, job, comm = resized(name)
     if job is None:

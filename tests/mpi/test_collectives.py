@@ -214,15 +214,11 @@ def test_a_finished_run_does_not_keep_its_tensor(world):
 
 @pytest.mark.parametrize("n", [20, 5000])
 def test_scratch_is_no_longer_than_what_arrives(world, n):
-    run = engine_of(world).run(
-        build("ring", "allreduce", world.size), InPlace(np.ones(n, np.float32), 4, "float32")
-    )
+    run = engine_of(world).run(build("ring", "allreduce", world.size), InPlace(np.ones(n, np.float32), 4, "float32"))
     assert run.extra_bytes <= 2 * 4 * n
 
 
-@pytest.mark.parametrize(
-    "call", [hpctk.ops.allgather, hpctk.ops.broadcast, hpctk.ops.reduce_scatter, hpctk.allreduce]
-)
+@pytest.mark.parametrize("call", [hpctk.ops.allgather, hpctk.ops.broadcast, hpctk.ops.reduce_scatter, hpctk.allreduce])
 def test_sparse_tensors_are_refused(world, call):
     with pytest.raises(TensorError, match="to_dense"):
         call(torch.eye(3).to_sparse())

@@ -210,9 +210,7 @@ def test_a_bad_gradient_leaves_nothing_behind(world, process_group, name, how):
         elif how == "skip":
             (loss * (np.inf if world.rank == culprit else 1)).backward()
         else:
-            with pytest.raises(
-                HpctkError, match=f"rank {culprit}: the gradient of '0.weight' is NaN or infinite"
-            ):
+            with pytest.raises(HpctkError, match=f"rank {culprit}: the gradient of '0.weight' is NaN or infinite"):
                 (loss * (np.nan if world.rank == culprit else 1)).backward()
         if t == 2 and how == "raise":
             assert all(parameter.grad is None for parameter in model.parameters())
@@ -436,8 +434,7 @@ def test_handles_may_be_waited_for_in_any_order(world, process_group):
     """Rank 0 waits for the first, the others for the last; and for an agreement with handles under way."""
     rows = [torch.full((70_000,), float(rank)) for rank in range(world.size)]
     handles = [
-        hpctk.ops.iallreduce(rows[world.rank] + i, op="sum", schedule="ring", comm=process_group)
-        for i in range(5)
+        hpctk.ops.iallreduce(rows[world.rank] + i, op="sum", schedule="ring", comm=process_group) for i in range(5)
     ]
     here, order = hpctk.comm.world.world(process_group), range(5) if world.rank == 0 else range(4, -1, -1)
     if world.rank == 0:
@@ -492,16 +489,12 @@ def test_a_checkpoint_over_torch_distributed(world, process_group, mpi_tmp_path)
     ends = []
     for interrupted in (False, True):
         model = net()
-        opt = hpctk.ddp.DistributedOptimizer(
-            sgd(model.parameters()), hpctk.SAEF(hpctk.TopK(0.3)), model=model
-        )
+        opt = hpctk.ddp.DistributedOptimizer(sgd(model.parameters()), hpctk.SAEF(hpctk.TopK(0.3)), model=model)
         train(world, model, opt, 4)
         if interrupted:
             hpctk.save_checkpoint(mpi_tmp_path / "kept", opt, model)
             model = net(seed=5)
-            opt = hpctk.ddp.DistributedOptimizer(
-                sgd(model.parameters()), hpctk.SAEF(hpctk.TopK(0.3)), model=model
-            )
+            opt = hpctk.ddp.DistributedOptimizer(sgd(model.parameters()), hpctk.SAEF(hpctk.TopK(0.3)), model=model)
             hpctk.load_checkpoint(mpi_tmp_path / "kept", opt, model)
         train(world, model, opt, 3, first=4)
         ends.append(b"".join(value.tobytes() for value in values(model)))
@@ -573,7 +566,5 @@ def test_two_models_in_different_orders(world, process_group):
         pytest.skip("needs another rank")
     pair = [wrap(net(seed), process_group)[0] for seed in (0, 1)]
     first = pair[0 if world.rank == 0 else 1]
-    with pytest.raises(
-        MismatchError, match=r"the optimizer is number \d+ on rank 0 and number \d+ on rank 1"
-    ):
+    with pytest.raises(MismatchError, match=r"the optimizer is number \d+ on rank 0 and number \d+ on rank 1"):
         loss_of(first, world.rank, 0).backward()

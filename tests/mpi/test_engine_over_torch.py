@@ -14,9 +14,7 @@ from hpctk.schedules.core.registry import names
 
 @pytest.fixture
 def engine(world, mpi_tmp_path):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{mpi_tmp_path}/store", rank=world.rank, world_size=world.size
-    )
+    dist.init_process_group("gloo", init_method=f"file://{mpi_tmp_path}/store", rank=world.rank, world_size=world.size)
     yield Engine(hpctk.comm.world.world(dist.group.WORLD).transport())
     world.barrier("the end of a gloo test")
     dist.destroy_process_group()
@@ -33,10 +31,7 @@ def test_every_plan(world, engine):
 
 
 def test_the_same_bits_as_over_mpi(world, engine):
-    rows = [
-        np.random.default_rng([8, rank]).standard_normal(20_000).astype(np.float32)
-        for rank in range(world.size)
-    ]
+    rows = [np.random.default_rng([8, rank]).standard_normal(20_000).astype(np.float32) for rank in range(world.size)]
     for name in names("allreduce", with_nodes=True):
         mine = rows[world.rank].copy()
         engine.run(build(name, "allreduce", world.size, nodes=world.nodes), InPlace(mine, 4, "float32"))

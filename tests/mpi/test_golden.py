@@ -38,9 +38,7 @@ def test_a_changed_bit_is_told():
     same = {"same_machine": True, "dtype": "float64"}
     assert digests.difference(was, was, **same) == ""
     assert digests.difference(was, "aa bb cX dd 1.5 2.5", **same) == "state"
-    assert (
-        digests.difference("aa bb cc dd", "aX bb cc dd", same_machine=False, dtype="float64") == "parameters"
-    )
+    assert digests.difference("aa bb cc dd", "aX bb cc dd", same_machine=False, dtype="float64") == "parameters"
 
 
 def test_on_another_machine_roundings_pass_and_changes_do_not():

@@ -38,9 +38,7 @@ def test_ranks_stay_in_step(world, recipe, method):
 @pytest.mark.parametrize("method", ["Mean", "AdaCons"])
 def test_overlap(world, recipe, method):
     model, base = scaled_model()
-    opt = hpctk.DistributedOptimizer(
-        base, METHODS[method](), model=model, overlap=True, on_bad_gradient="skip"
-    )
+    opt = hpctk.DistributedOptimizer(base, METHODS[method](), model=model, overlap=True, on_bad_gradient="skip")
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
     for t in range(30):
         opt.zero_grad()
@@ -75,9 +73,7 @@ def test_what_travels_is_unscaled(world):
         model, base = scaled_model()
         model.double()
         opt = hpctk.DistributedOptimizer(base, hpctk.Mean(hpctk.TopK(0.4)), model=model)
-        scaler = torch.amp.GradScaler(
-            "cpu", init_scale=scale or 1.0, growth_interval=2, enabled=scale is not None
-        )
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=2, enabled=scale is not None)
         for t in range(6):
             opt.zero_grad()
             scaler.scale(loss_of(model, world.rank, t)).backward()

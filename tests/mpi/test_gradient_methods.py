@@ -148,9 +148,7 @@ def test_feedback_loses_nothing(world, text):
     n, steps = 60, 5
     parameter = torch.nn.Parameter(torch.zeros(6, n // 6, dtype=torch.float64))
     method = hpctk.Mean(by_name(text))
-    opt = hpctk.DistributedOptimizer(
-        torch.optim.SGD([parameter], lr=1.0), method, named_parameters=[("x", parameter)]
-    )
+    opt = hpctk.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), method, named_parameters=[("x", parameter)])
 
     def gradient(rank, t):
         return np.random.default_rng([rank, t]).standard_normal((6, n // 6))
@@ -188,9 +186,7 @@ def test_spared_tensors_travel_whole(world):
     weight, bias = (torch.nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (50, 5))
     method = hpctk.Mean(hpctk.TopK(0.1, exclude=["*.bias"]))
     opt = hpctk.DistributedOptimizer(
-        torch.optim.SGD([weight, bias], lr=1.0),
-        method,
-        named_parameters=[("a.weight", weight), ("a.bias", bias)],
+        torch.optim.SGD([weight, bias], lr=1.0), method, named_parameters=[("a.weight", weight), ("a.bias", bias)]
     )
     weight.grad, bias.grad = torch.ones_like(weight), torch.arange(1.0, 6.0, dtype=torch.float64)
     opt.step()
@@ -210,12 +206,7 @@ def test_clip_is_naive_parallel_clipping(world):
 
 def test_two_runs_are_the_same_to_the_last_bit(world):
     problem = Problem(world.size, seed=7)
-    for make in (
-        hpctk.AdaCons,
-        hpctk.Mean,
-        lambda: hpctk.Mean(hpctk.TopK(0.2)),
-        lambda: hpctk.Mean(hpctk.QSGD(4)),
-    ):
+    for make in (hpctk.AdaCons, hpctk.Mean, lambda: hpctk.Mean(hpctk.TopK(0.2)), lambda: hpctk.Mean(hpctk.QSGD(4))):
         runs = [drive(world, problem, make(), 5, BASES["momentum"][0], consensus=False) for _ in range(2)]
         assert all(np.array_equal(a, b) for a, b in zip(*(run.held[-1] for run in runs), strict=True))
 
@@ -250,9 +241,7 @@ def test_fixed_problem_of_equal_workers(world):
 def test_an_overflow_on_one_rank_takes_nothing_from_any_residual(world, text):
     parameters = {name: torch.nn.Parameter(torch.zeros(4, 4)) for name in "abc"}
     opt = hpctk.DistributedOptimizer(
-        torch.optim.SGD(parameters.values(), lr=1.0),
-        hpctk.Mean(by_name(text)),
-        named_parameters=parameters.items(),
+        torch.optim.SGD(parameters.values(), lr=1.0), hpctk.Mean(by_name(text)), named_parameters=parameters.items()
     )
     huge = torch.finfo(torch.float32).max
     residuals = {name: torch.full((4, 4), 0.5) for name in "abc"}

@@ -193,18 +193,13 @@ def test_a_round_keeps_its_invariants(world, name):
 def test_one_tensor_makes_them_equal(world):
     problem = Problem(world.size, seed=10, shapes=((3, 4),))
     ours, _ = BASES["momentum"]
-    seen = [
-        drive(world, problem, method(**SETTINGS), 9, ours, consensus=False) for method in METHODS.values()
-    ]
+    seen = [drive(world, problem, method(**SETTINGS), 9, ours, consensus=False) for method in METHODS.values()]
     assert np.array_equal(seen[0].held[-1], seen[1].held[-1])
 
 
 @both
 def test_full_pull_with_equal_norms_is_local_sgd(world, name):
-    hands, local = (
-        Hands(METHODS[name](period=2, pull=1.0, prox=0.0), lr=0.1),
-        Hands(hpctk.LocalSGD(2), lr=0.1),
-    )
+    hands, local = (Hands(METHODS[name](period=2, pull=1.0, prox=0.0), lr=0.1), Hands(hpctk.LocalSGD(2), lr=0.1))
     for t in range(4):
         angle = 1.0 + t + world.rank
         for one in (hands, local):
@@ -344,9 +339,7 @@ def test_probe_follows_the_simulation(world, name):
         seen = drive(world, problem, METHODS[name](**SETTINGS, norms="probe", probe=probe), 10, ours)
     finally:
         methods_driver.Quadratic = kept
-    wanted = SIMULATIONS[name](
-        problem, 10, simulated, **SETTINGS, norms="probe", probe=simulated_probe(problem)
-    )
+    wanted = SIMULATIONS[name](problem, 10, simulated, **SETTINGS, norms="probe", probe=simulated_probe(problem))
     assert_follows(world, seen, wanted)
     assert len(number) == 3
 
@@ -385,9 +378,7 @@ def test_probe_leaves_no_trace(world, name):
         model(batch).backward()
 
     opt = hpctk.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        METHODS[name](period=2, norms="probe", probe=probe),
-        model=model,
+        torch.optim.SGD(model.parameters(), lr=0.1), METHODS[name](period=2, norms="probe", probe=probe), model=model
     )
     data = torch.randn(8, 4, generator=torch.Generator().manual_seed(world.rank))
     for _ in range(6):

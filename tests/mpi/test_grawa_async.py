@@ -40,9 +40,7 @@ class Trainee:
         self.problem = Problem(world.size, seed=seed)
         self.model = Quadratic(self.problem, world.rank)
         ours, self.simulated = BASES[base]
-        self.opt = hpctk.DistributedOptimizer(
-            ours(self.model.parameters()), method, model=self.model, **settings
-        )
+        self.opt = hpctk.DistributedOptimizer(ours(self.model.parameters()), method, model=self.model, **settings)
         self.run, self.steps, self.bad_steps = self.opt._run, 0, ()
         self.numbers = [self.run.tickets.number]
         self.run.tickets.take = self._noted(self.run.tickets.take)
@@ -176,10 +174,7 @@ def test_a_run_is_replayed_by_the_simulation(world, name, base, word):
 def test_with_period_one_it_is_the_synchronous_method(world, name):
     problem = Problem(world.size, seed=2)
     ours, simulated = BASES["momentum"]
-    seen = [
-        drive(world, problem, METHODS[name](period=1, asynchronous=choice), 6, ours)
-        for choice in (True, False)
-    ]
+    seen = [drive(world, problem, METHODS[name](period=1, asynchronous=choice), 6, ours) for choice in (True, False)]
     for a, b in zip(*(one.held for one in seen), strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
     wanted = SIMULATIONS[name](problem, 6, simulated, period=1)

@@ -170,9 +170,7 @@ def test_between_rounds_nothing_travels(world, name):
         assert opt.stats.sent_bytes == begun.sent_bytes
         parameter.grad = torch.ones_like(parameter) * (1 + step)
         opt.step(loss=1.0 + world.rank)
-    sent = [
-        int(text) for text in world.gather_texts(str(opt.stats.sent_bytes - begun.sent_bytes), "counting")
-    ]
+    sent = [int(text) for text in world.gather_texts(str(opt.stats.sent_bytes - begun.sent_bytes), "counting")]
     p = world.size
     if name == "LSGD":
         # A broadcast of the model, and a number from each to each.
@@ -218,9 +216,7 @@ def test_easgd_round_conserves_the_sum(world):
 
 def test_lsgd_takes_its_loss_from_closures_and_from_step(world):
     problem, ours = Problem(world.size, seed=9), BASES["momentum"][0]
-    seen = [
-        drive(world, problem, LSGD(), 8, ours, closure=closure, consensus=False) for closure in (True, False)
-    ]
+    seen = [drive(world, problem, LSGD(), 8, ours, closure=closure, consensus=False) for closure in (True, False)]
     assert all(same(a, b) for a, b in zip(*(one.held for one in seen), strict=True))
 
 
@@ -360,9 +356,7 @@ def test_celgc_norm_is_taken_in_float64_over_all_groups(world):
     """float32 sums of squares overflow at 1.8e19, and silently make no step."""
     a, b = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     base = torch.optim.SGD([{"params": [a], "lr": 1.0}, {"params": [b], "lr": 0.5}], weight_decay=0.0)
-    opt = hpctk.DistributedOptimizer(
-        base, hpctk.CELGC(clip=5.0, period=1), named_parameters=[("a", a), ("b", b)]
-    )
+    opt = hpctk.DistributedOptimizer(base, hpctk.CELGC(clip=5.0, period=1), named_parameters=[("a", a), ("b", b)])
     a.grad, b.grad = torch.tensor([3e25]), torch.tensor([4e25])
     opt.step()
     close(float(a.detach()), -3.0, 1e-5)

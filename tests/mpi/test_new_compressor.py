@@ -17,9 +17,7 @@ def test_mean(world, least):
     wanted, counts = simulated_mean(world.size, STEPS, least)
     assert_alike(model, wanted)
     if least == 0.05 and world.size > 1:
-        assert len(set(counts)) > 1, (
-            "else nothing is shown about ranks that send different numbers of elements"
-        )
+        assert len(set(counts)) > 1, "else nothing is shown about ranks that send different numbers of elements"
 
 
 def test_saef(world):

@@ -26,9 +26,7 @@ def test_against_a_plain_computation(world, n, dtype):
     for step in range(3):
         rows = [delta_of(rank, n, step, dtype) for rank in range(world.size)]
         scales = [float(np.abs(row).mean(dtype=np.float64)) for row in rows]
-        signs, scale = onebit_allreduce(
-            world, bits.pack_signs(rows[world.rank]), scales[world.rank], n, server
-        )
+        signs, scale = onebit_allreduce(world, bits.pack_signs(rows[world.rank]), scales[world.rank], n, server)
         sent = np.mean([sign(row) * s for row, s in zip(rows, scales, strict=True)], axis=0)
         wanted = plain_server + sent
         common = np.abs(wanted).mean()
@@ -44,9 +42,7 @@ def test_against_a_plain_computation(world, n, dtype):
 
 @pytest.mark.parametrize("n", [5, 4096, 100_003])
 def test_counted_bytes_are_one_bit_each_way(world, n):
-    shards = [
-        np.diff(bounds(sign_bytes(n), world.size, range(rank, rank + 1)))[0] for rank in range(world.size)
-    ]
+    shards = [np.diff(bounds(sign_bytes(n), world.size, range(rank, rank + 1)))[0] for rank in range(world.size)]
     server = np.zeros(np.diff(shard_bounds(world, n))[0], np.float32)
     packed = bits.pack_signs(delta_of(world.rank, n, 0, np.float32))
     before = engine_of(world).counter.sent_bytes

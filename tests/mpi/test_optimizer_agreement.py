@@ -47,9 +47,7 @@ WRONG = {
     "2 parameters of the optimizer have no name in named_parameters": lambda: wrapped(
         model := net(), named_parameters=named(model)[:2]
     ),
-    "4 parameters of the optimizer have no name in the model": lambda: wrapped(
-        net(), base=sgd(net().parameters())
-    ),
+    "4 parameters of the optimizer have no name in the model": lambda: wrapped(net(), base=sgd(net().parameters())),
     "gives a name twice": lambda: wrapped(
         model := net(), named_parameters=[("x", parameter) for parameter in model.parameters()]
     ),
@@ -66,9 +64,7 @@ WRONG = {
     "parameters of bfloat16: need all float32": lambda: wrapped(net(dtype=torch.bfloat16)),
     "parameters of float32, float64: need": mixed,
     "no parameter of the optimizer requires a gradient": lambda: half_frozen(net()),
-    "overlap=True: LocalSGD does not exchange gradients": lambda: wrapped(
-        net(), hpctk.LocalSGD(), overlap=True
-    ),
+    "overlap=True: LocalSGD does not exchange gradients": lambda: wrapped(net(), hpctk.LocalSGD(), overlap=True),
     "on_bad_gradient='ignore': allowed are raise, skip": lambda: wrapped(net(), on_bad_gradient="ignore"),
     "check_every=-1: need": lambda: wrapped(net(), check_every=-1),
     "schedule='rnig': known are": lambda: wrapped(net(), schedule="rnig"),
@@ -106,9 +102,7 @@ def other_names():
 
 
 def with_named(names):
-    return hpctk.DistributedOptimizer(
-        sgd([parameter for _, parameter in names]), hpctk.Mean(), named_parameters=names
-    )
+    return hpctk.DistributedOptimizer(sgd([parameter for _, parameter in names]), hpctk.Mean(), named_parameters=names)
 
 
 def adamw(model):
@@ -117,10 +111,7 @@ def adamw(model):
 
 #: What the message names: how most ranks make it, how the odd one does.
 ODD = {
-    "method is Mean on rank 0 and AdaCons on": (
-        lambda: wrapped(net()),
-        lambda: wrapped(net(), hpctk.AdaCons()),
-    ),
+    "method is Mean on rank 0 and AdaCons on": (lambda: wrapped(net()), lambda: wrapped(net(), hpctk.AdaCons())),
     "momentum is 0.9 on rank 0 and 0.8 on": (
         lambda: wrapped(net(), hpctk.AdaCons(momentum=0.9)),
         lambda: wrapped(net(), hpctk.AdaCons(momentum=0.8)),
@@ -143,10 +134,7 @@ ODD = {
         lambda: wrapped(net()),
         lambda: wrapped(model := net(), base=adamw(model)),
     ),
-    "'0.weight' on rank 0 and 'odd.0.weight' on": (
-        lambda: with_named(named(net())),
-        lambda: with_named(other_names()),
-    ),
+    "'0.weight' on rank 0 and 'odd.0.weight' on": (lambda: with_named(named(net())), lambda: with_named(other_names())),
     "2.weight is torch.float64 (2, 4) trained in group 0, number 2 on rank 0 and torch.float64 (3, 4)": (
         lambda: wrapped(net()),
         lambda: wrapped(other_shape()),
@@ -156,10 +144,7 @@ ODD = {
         lambda: wrapped(net(dtype=torch.float32)),
     ),
     "'extra.weight' is only on": (lambda: wrapped(net()), lambda: wrapped(wider(net()))),
-    "schedule is auto on rank 0 and ring on": (
-        lambda: wrapped(net()),
-        lambda: wrapped(net(), schedule="ring"),
-    ),
+    "schedule is auto on rank 0 and ring on": (lambda: wrapped(net()), lambda: wrapped(net(), schedule="ring")),
     "overlap is False on rank 0 and True on": (lambda: wrapped(net()), lambda: wrapped(net(), overlap=True)),
     "on_bad_gradient is raise on rank 0 and skip on": (
         lambda: wrapped(net()),
@@ -376,9 +361,7 @@ def test_a_parameter_in_another_group_is_noticed(world):
 
 def test_consensus_inside_join_is_refused(world):
     model = torch.nn.Linear(3, 2)
-    opt = hpctk.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), hpctk.LocalSGD(), model=model
-    )
+    opt = hpctk.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), hpctk.LocalSGD(), model=model)
     with pytest.raises(HpctkError, match="after the block"), opt.join(), opt.averaged_model():
         pass
     with opt.averaged_model():

@@ -315,9 +315,7 @@ def test_what_two_optimizers_send_is_counted_for_each(world):
 
     def sent(numbers):
         model = net()
-        opts = [
-            wrapped(model, base=sgd(model[i].parameters()), overlap=True, schedule="ring") for i in numbers
-        ]
+        opts = [wrapped(model, base=sgd(model[i].parameters()), overlap=True, schedule="ring") for i in numbers]
         for t in range(5):
             for opt in opts:
                 opt.zero_grad()

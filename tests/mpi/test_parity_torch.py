@@ -82,9 +82,7 @@ def seen(model):
 def trained(world, method, comm=None, *, schedule="ring", dtype=torch.float32, overlap=False):
     """Return what this rank holds after every step, and what the method wants evaluated at the end."""
     model = network(dtype)
-    opt = hpctk.DistributedOptimizer(
-        base_of(model), method, model=model, comm=comm, schedule=schedule, overlap=overlap
-    )
+    opt = hpctk.DistributedOptimizer(base_of(model), method, model=model, comm=comm, schedule=schedule, overlap=overlap)
     held = []
     for t in range(STEPS):
 

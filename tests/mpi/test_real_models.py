@@ -58,9 +58,7 @@ class Embedding(nn.Module):
         self.out.weight = self.words.weight
 
     def loss(self, draw):
-        return nn.functional.cross_entropy(
-            self.out(self.norm(self.words(draw.integers(8, 7)))), draw.integers(8, 7)
-        )
+        return nn.functional.cross_entropy(self.out(self.norm(self.words(draw.integers(8, 7)))), draw.integers(8, 7))
 
 
 class Draw:
@@ -218,9 +216,7 @@ def test_every_step_is_that_of_the_simulation(world, kind, make_method, simulati
 def test_running_statistics_are_local_and_averaged_only_with_the_model(world):
     model = build("convolution")
     norm = model.layers[1]
-    opt = hpctk.DistributedOptimizer(
-        make_base(model), hpctk.Mean(), named_parameters=model.named_parameters()
-    )
+    opt = hpctk.DistributedOptimizer(make_base(model), hpctk.Mean(), named_parameters=model.named_parameters())
     model.loss(Draw(world.rank, 0)).backward()
     opt.step()
     mine = norm.running_mean.clone()

@@ -143,12 +143,7 @@ PAIRS = {
     ),
     "topk-sign-classic": (
         {"compressor": hpctk.TopK(0.2), "server": hpctk.Sign(), "average_every": 2, "step_ahead": False},
-        {
-            "compressor": compress.TopK(0.2),
-            "server": compress.Sign(),
-            "average_every": 2,
-            "step_ahead": False,
-        },
+        {"compressor": compress.TopK(0.2), "server": compress.Sign(), "average_every": 2, "step_ahead": False},
     ),
 }
 
@@ -206,11 +201,7 @@ def server_residual(world, job):
 ANY = {
     "topk-keep": {"compressor": hpctk.TopK(0.2, keep=True)},
     "randomk-qsgd": {"compressor": hpctk.RandomK(0.3, seed=4), "server": hpctk.QSGD(6, bucket=8)},
-    "qsgd-half": {
-        "compressor": hpctk.QSGD(6, bucket=8),
-        "server": hpctk.Half("bfloat16"),
-        "average_every": 3,
-    },
+    "qsgd-half": {"compressor": hpctk.QSGD(6, bucket=8), "server": hpctk.Half("bfloat16"), "average_every": 3},
     "powersgd": {"compressor": hpctk.PowerSGD(1), "server": hpctk.Sign()},
     "topk-randomk": {"compressor": hpctk.TopK(0.3), "server": hpctk.RandomK(0.5)},
     "spared": {
@@ -288,11 +279,7 @@ def uncompressed(problem, steps, base, lr):
 
 @pytest.mark.parametrize(
     ("compressor", "every", "base"),
-    [
-        (hpctk.Identity(), 0, "nesterov"),
-        (hpctk.TopK(0.1), 1, "nesterov"),
-        (hpctk.Sign(), 1, "adamw"),
-    ],
+    [(hpctk.Identity(), 0, "nesterov"), (hpctk.TopK(0.1), 1, "nesterov"), (hpctk.Sign(), 1, "adamw")],
     ids=["identity", "topk averaged", "sign averaged"],
 )
 def test_is_uncompressed_training_where_it_should_be(world, compressor, every, base):
@@ -389,9 +376,7 @@ def test_the_average_is_dense_and_counted(world):
 
 def test_two_ways_of_signs_move_one_bit_each_way(world):
     shapes = [(1003,), (200, 251), (3, 5, 7, 11), (50_000,)]
-    job = Job(
-        world, Problem(world.size, shapes=shapes), SAEF(hpctk.Sign(), hpctk.Sign()), dtype=torch.float32
-    )
+    job = Job(world, Problem(world.size, shapes=shapes), SAEF(hpctk.Sign(), hpctk.Sign()), dtype=torch.float32)
     job.step(0)
     before = job.opt.stats.sent_bytes
     job.step(1)
@@ -406,13 +391,7 @@ def test_two_ways_of_signs_move_one_bit_each_way(world):
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize("case", ["topk", "two-way"])
 def test_a_bad_gradient_on_one_rank(world, case, policy):
-    job = Job(
-        world,
-        Problem(world.size, seed=4),
-        SAEF(**PAIRS[case][0]),
-        BASES["adam"][0],
-        on_bad_gradient=policy,
-    )
+    job = Job(world, Problem(world.size, seed=4), SAEF(**PAIRS[case][0]), BASES["adam"][0], on_bad_gradient=policy)
     job.step(0)
     job.step(1)
     bad, before, counts = world.size - 1, job.everything(), dict(job.counts)

@@ -164,9 +164,7 @@ def test_follows_the_simulation(world, base):
 
 
 def test_what_is_sent_and_what_is_kept_add_up_exactly(world):
-    job = Job(
-        world, Problem(world.size, seed=3), SASG(0.3, alpha=20.0, max_delay=3, warmup=1), BASES["adam"][0]
-    )
+    job = Job(world, Problem(world.size, seed=3), SASG(0.3, alpha=20.0, max_delay=3, warmup=1), BASES["adam"][0])
     seen = {}
     job.base.register_step_pre_hook(lambda *_: seen.update(before=job.w()))
     job.base.register_step_post_hook(lambda *_: seen.update(after=job.w()))
@@ -283,9 +281,7 @@ def test_float32_and_the_same_bits_in_every_run(world):
         runs.append(job.w())
         assert runs[-1][1].dtype == np.float32
     same(*runs)
-    wanted = SIMULATIONS["SASG"](
-        Problem(world.size, seed=1), 8, BASES["sgd"][1], density=0.2, alpha=20.0, warmup=2
-    )
+    wanted = SIMULATIONS["SASG"](Problem(world.size, seed=1), 8, BASES["sgd"][1], density=0.2, alpha=20.0, warmup=2)
     close(runs[0], wanted.consensus[-1], 1e-5)
 
 
@@ -429,9 +425,7 @@ def test_needs_a_closure(world):
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_a_bad_gradient_on_one_rank(world, policy):
-    job = Job(
-        world, Problem(world.size, seed=4), SASG(0.3, warmup=1), BASES["adam"][0], on_bad_gradient=policy
-    )
+    job = Job(world, Problem(world.size, seed=4), SASG(0.3, warmup=1), BASES["adam"][0], on_bad_gradient=policy)
     job.step(0)
     job.step(1)
     bad, before, counts = world.size - 1, job.everything(), dict(job.counts)
@@ -460,12 +454,7 @@ def test_a_rank_that_skips_sends_its_flag_and_no_more(world):
     n = 200
     scales = [np.ones(n) if k == 0 else np.zeros(n) for k in range(world.size)]
     targets = [np.linspace(1, 2, n)] * world.size
-    job = Job(
-        world,
-        FixedProblem(scales, targets, np.zeros(n)),
-        SASG(0.05, alpha=0.0, warmup=1),
-        dtype=torch.float32,
-    )
+    job = Job(world, FixedProblem(scales, targets, np.zeros(n)), SASG(0.05, alpha=0.0, warmup=1), dtype=torch.float32)
     job.step(0)
     before = job.opt.stats
     job.step(1)

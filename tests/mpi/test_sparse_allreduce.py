@@ -52,9 +52,7 @@ def sent_bytes(world, call):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(
-    ("n", "k"), [(1, 1), (7, 3), (1000, 10), (1000, 1000), (50_000, 500), (40_000, 30_000)]
-)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (1000, 10), (1000, 1000), (50_000, 500), (40_000, 30_000)])
 def test_exact(world, schedule, n, k):
     lists = [pairs_of(rank, n, k) for rank in range(world.size)]
     found, total, dropped = hpctk.sparse_allreduce(*lists[world.rank], n, schedule=schedule)
@@ -83,9 +81,7 @@ def test_torch_tensors_keep_their_dtype(world, schedule, dtype):
     mine = torch.from_numpy(lists[world.rank][0]), torch.from_numpy(lists[world.rank][1]).to(dtype)
     result = hpctk.sparse_allreduce(*mine, 600, schedule=schedule)
     assert result.values.dtype == dtype
-    np.testing.assert_array_equal(
-        as_dense(result.indices, result.values.double(), 600), dense_sum(lists, 600)
-    )
+    np.testing.assert_array_equal(as_dense(result.indices, result.values.double(), 600), dense_sum(lists, 600))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -175,9 +171,7 @@ def test_bytes_of_recursive_doubling(world):
         pytest.skip("the closed form holds for powers of two")
     n, k = 100_000, 1000
     lists = [pairs_of(rank, n, k, dtype=np.float32) for rank in range(world.size)]
-    sent, _ = sent_bytes(
-        world, lambda: reduce_pairs(world, *lists[world.rank], n, schedule="recursive_doubling")
-    )
+    sent, _ = sent_bytes(world, lambda: reduce_pairs(world, *lists[world.rank], n, schedule="recursive_doubling"))
     expected, width = 0, 1
     while width < world.size:
         first = world.rank // width * width
@@ -286,9 +280,7 @@ def test_keep_loses_nothing_where_a_range_is_almost_full(world, schedule):
 def test_vectors_longer_than_32_bits_can_count(world, schedule, keep):
     n = 2**31 + 1000
     indices = np.array([5 + world.rank, 2**31 - 1, 2**31 + 7], np.int64)
-    found, total, _ = hpctk.sparse_allreduce(
-        indices, np.array([1.0, 2.0, 4.0]), n, keep=keep, schedule=schedule
-    )
+    found, total, _ = hpctk.sparse_allreduce(indices, np.array([1.0, 2.0, 4.0]), n, keep=keep, schedule=schedule)
     sums = dict(zip(found.tolist(), total.tolist(), strict=True))
     assert sums[2**31 - 1] == 2.0 * world.size
     assert sums[2**31 + 7] == 4.0 * world.size

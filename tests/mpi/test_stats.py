@@ -74,9 +74,7 @@ def test_logged_bytes_are_the_analytic_volume(world, recording, kind, schedule):
     # The same bytes by peer, and by length.
     assert found["peers"]["sent_bytes"].sum() == sent
     assert found["sizes"]["sent_bytes"].sum() == sent
-    assert (
-        found["sizes"]["messages"].sum() == found["peers"]["sent_messages"].sum() == calls["messages"][row[0]]
-    )
+    assert found["sizes"]["messages"].sum() == found["peers"]["sent_messages"].sum() == calls["messages"][row[0]]
     assert found["peers"]["sent_bytes"][world.rank] == 0
     matrix = np.array(everyone(world, found["peers"]["sent_bytes"].tolist()))
     np.testing.assert_array_equal(matrix[:, world.rank], found["peers"]["received_bytes"])
@@ -104,9 +102,7 @@ def train(world, method, stats, *, steps=STEPS, overlap=False, schedule="ring", 
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(30, 60), torch.nn.Tanh(), torch.nn.Linear(60, 1))
     base = torch.optim.SGD(model.parameters(), lr=0.05)
-    opt = hpctk.DistributedOptimizer(
-        base, method, model=model, stats=stats, overlap=overlap, schedule=schedule, **more
-    )
+    opt = hpctk.DistributedOptimizer(base, method, model=model, stats=stats, overlap=overlap, schedule=schedule, **more)
     generator = torch.Generator().manual_seed(world.rank)
     # Ranks that take tickets do different numbers of steps between rounds: one may be through before the others.
     with nullcontext() if method.lockstep else opt.join():
@@ -144,11 +140,7 @@ def test_files_and_counters_agree(world, mpi_tmp_path, name):
     within = in_steps & (calls["step"] < stats.steps)
     assert steps["sent_bytes"].sum() == calls["sent_bytes"][within].sum()
     assert steps["messages"].sum() == calls["messages"][within & known].sum()
-    assert (
-        summary["sent_bytes"].sum()
-        == calls["sent_bytes"][known].sum()
-        == mine.table("peers")["sent_bytes"].sum()
-    )
+    assert summary["sent_bytes"].sum() == calls["sent_bytes"][known].sum() == mine.table("peers")["sent_bytes"].sum()
     assert summary["calls"].sum() == len(calls["call"])
     assert np.isfinite(steps["loss"]).sum() == STEPS
     assert steps["rounds"].sum() == stats.counts.get("rounds", 0) - (0 if METHODS[name]().lockstep else 1)
@@ -326,9 +318,7 @@ def test_steps_without_data_are_steps_like_others(world, mpi_tmp_path):
     """In join() the seconds in communication belong to the step in which they were spent."""
     model = torch.nn.Linear(3, 1)
     base = torch.optim.SGD(model.parameters(), lr=0.1)
-    opt = hpctk.DistributedOptimizer(
-        base, hpctk.Mean(), model=model, stats=mpi_tmp_path / "run", schedule="ring"
-    )
+    opt = hpctk.DistributedOptimizer(base, hpctk.Mean(), model=model, stats=mpi_tmp_path / "run", schedule="ring")
     with opt.join():
         for _ in range(2 if world.rank else 6):
             opt.zero_grad()
@@ -369,9 +359,7 @@ def test_an_optimizer_that_is_gone_has_closed_its_file(world, mpi_tmp_path):
     assert mine.progress["steps"] == 1
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "disk full"), TypeError("of a damaged package")], ids=["disk", "other"]
-)
+@pytest.mark.parametrize("error", [OSError(28, "disk full"), TypeError("of a damaged package")], ids=["disk", "other"])
 def test_one_rank_that_cannot_write(world, mpi_tmp_path, monkeypatch, caplog, error):
     """Its file is missing, the others are there; nobody waits."""
     if world.size == 1:

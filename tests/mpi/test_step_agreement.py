@@ -119,8 +119,7 @@ def test_a_step_beside_another_collective(world):
     model, opt = trainee(net(), hpctk.Mean())
     for _ in range(TRIES):
         said = refused(
-            world,
-            lambda: step(world.rank, model, opt) if world.rank == 0 else hpctk.allreduce(torch.zeros(3)),
+            world, lambda: step(world.rank, model, opt) if world.rank == 0 else hpctk.allreduce(torch.zeros(3))
         )
         assert "rank 0 is in opening a step, rank 1 in handshake on allreduce" in said
 

@@ -52,9 +52,7 @@ def test_the_loss_falls_and_a_seed_decides_every_bit(world, folder, task):
     assert losses[-1] < factor * losses[0]
     assert results[0].complete
     assert results[0].parameters_sha256 == results[1].parameters_sha256 != results[2].parameters_sha256
-    assert dataclasses.replace(results[0], seconds=0, curve={}) == dataclasses.replace(
-        results[1], seconds=0, curve={}
-    )
+    assert dataclasses.replace(results[0], seconds=0, curve={}) == dataclasses.replace(results[1], seconds=0, curve={})
     assert losses == results[1].curve["losses"]
     # The model that was evaluated is everybody's.
     assert set(world.gather_texts(results[0].parameters_sha256, "test")) == {results[0].parameters_sha256}

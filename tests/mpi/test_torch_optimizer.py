@@ -16,9 +16,7 @@ def test_hooks_around_state_dict(world):
     model = net()
     opt, seen = wrapped(model), []
     opt.register_state_dict_pre_hook(lambda who: seen.append(("before", who)))
-    handle = opt.register_state_dict_post_hook(
-        lambda who, state: seen.append(("after", who)) or {**state, "extra": 1}
-    )
+    handle = opt.register_state_dict_post_hook(lambda who, state: seen.append(("after", who)) or {**state, "extra": 1})
     train(world, model, opt, 1)
     assert opt.state_dict()["extra"] == 1
     assert seen == [("before", opt), ("after", opt)]
@@ -52,9 +50,7 @@ def test_hooks_around_step(world):
     assert seen == [("before", opt), ("after", opt)]
 
 
-@pytest.mark.parametrize(
-    "how", [copy.deepcopy, copy.copy, pickle.dumps, lambda opt: torch.save(opt, io.BytesIO())]
-)
+@pytest.mark.parametrize("how", [copy.deepcopy, copy.copy, pickle.dumps, lambda opt: torch.save(opt, io.BytesIO())])
 def test_no_empty_shells(world, how):
     with pytest.raises(HpctkError, match="a DistributedOptimizer cannot be"):
         how(wrapped(net()))
@@ -69,6 +65,4 @@ def test_what_is_inside_can_be_copied(world):
     base = sgd(other.parameters())
     base.load_state_dict(kept)
     hpctk.DistributedOptimizer(base, hpctk.Mean(), model=other)
-    assert torch.equal(
-        base.state[other[0].weight]["momentum_buffer"], opt.state[model[0].weight]["momentum_buffer"]
-    )
+    assert torch.equal(base.state[other[0].weight]["momentum_buffer"], opt.state[model[0].weight]["momentum_buffer"])

@@ -50,10 +50,7 @@ def neighbours(transport):
 def test_around_the_ring(transport, n):
     left, right = neighbours(transport)
     received = np.zeros(n, np.uint8)
-    requests = [
-        transport.irecv(received, left, TAG),
-        transport.isend(content(transport.rank, right, n), right, TAG),
-    ]
+    requests = [transport.irecv(received, left, TAG), transport.isend(content(transport.rank, right, n), right, TAG)]
     wait(transport, requests, "the ring", [left])
     np.testing.assert_array_equal(received, content(left, transport.rank, n))
 
@@ -200,9 +197,6 @@ def test_ranks_of_a_gloo_group_are_counted_within_it(world, gloo):
     assert (transport.rank, transport.size) == (world.rank - 1, world.size - 1)
     left, right = neighbours(transport)
     received = np.zeros(10, np.uint8)
-    requests = [
-        transport.irecv(received, left, TAG),
-        transport.isend(content(transport.rank, right, 10), right, TAG),
-    ]
+    requests = [transport.irecv(received, left, TAG), transport.isend(content(transport.rank, right, 10), right, TAG)]
     wait(transport, requests, "within the group", [left])
     np.testing.assert_array_equal(received, content(left, transport.rank, 10))

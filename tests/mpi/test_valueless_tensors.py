@@ -60,9 +60,7 @@ def test_what_nobody_trains_has_values_too():
 
 @pytest.mark.parametrize("lazy", [torch.nn.LazyLinear, torch.nn.LazyBatchNorm1d])
 def test_a_lazy_module_before_its_first_input(lazy):
-    model = torch.nn.Sequential(
-        torch.nn.Linear(3, 3), *([lazy(2)] if lazy is torch.nn.LazyLinear else [lazy()])
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), *([lazy(2)] if lazy is torch.nn.LazyLinear else [lazy()]))
     with pytest.raises(SettingError, match="1.weight belongs to a lazy module .* run one forward pass first"):
         distributed(model)
     model(torch.ones(4, 3))

@@ -71,10 +71,7 @@ def test_shared_error(world):
     with pytest.raises(PeerError) as caught, world.shared_errors("opening the log"):
         if world.rank == culprit:
             raise FileNotFoundError("no such file: x.h5")
-    assert (
-        str(caught.value)
-        == f"opening the log failed on rank {culprit}: FileNotFoundError: no such file: x.h5"
-    )
+    assert str(caught.value) == f"opening the log failed on rank {culprit}: FileNotFoundError: no such file: x.h5"
     assert isinstance(caught.value.__cause__, FileNotFoundError) == (world.rank == culprit)
 
 

@@ -43,10 +43,7 @@ def test_a_cancelled_job_leaves_readable_files(slurm, tmp_path):
 def test_the_wrong_mpi_is_an_error_and_not_two_lonely_ranks(slurm, tmp_path):
     job = slurm.submit(tmp_path, "mpi", "lonely", *SIZE, "--mpi", "none", "--", *training("mean"))
     assert job.ended() == "FAILED", job.log()
-    assert (
-        "Slurm started 2 tasks in this step (SLURM_STEP_NUM_TASKS) but MPI's COMM_WORLD has 1 rank"
-        in job.log()
-    )
+    assert "Slurm started 2 tasks in this step (SLURM_STEP_NUM_TASKS) but MPI's COMM_WORLD has 1 rank" in job.log()
     assert "Try `srun --mpi=pmix`" in job.log()
     assert not (job.run / "result.json").exists()
 

@@ -123,9 +123,7 @@ def test_interrupted_with_leaves_nothing(tmp_path, number):
 @needs_slurm
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3])
 def test_interrupted_up_leaves_all_or_nothing(name, delay_s):
-    process = subprocess.Popen(
-        [LOCAL, "up", "--name", name], env=clean_environment(), stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([LOCAL, "up", "--name", name], env=clean_environment(), stderr=subprocess.DEVNULL)
     time.sleep(delay_s)
     process.terminate()
     if process.wait(60) != 0:
@@ -141,9 +139,7 @@ def test_a_slurm_that_does_not_start_leaves_its_words_and_nothing_else(name, tmp
     fake.chmod(0o755)
     environ = clean_environment()
     environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
-    done = subprocess.run(
-        [LOCAL, "up", "--name", name], env=environ, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([LOCAL, "up", "--name", name], env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "no such luck" in done.stderr
     assert "did not come up" in done.stderr

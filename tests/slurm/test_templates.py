@@ -14,8 +14,7 @@ from jobs import ROOT, mpirun, run, torchrun
 from slurm_jobs import SIZE, digest, training
 
 needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None,
-    reason="not installed: Horovod (./launch/setup --with-horovod)",
+    importlib.util.find_spec("horovod") is None, reason="not installed: Horovod (./launch/setup --with-horovod)"
 )
 
 
@@ -45,10 +44,7 @@ def summary(output):
 def test_horovod_by_srun_and_by_mpirun(slurm, tmp_path):
     words = example("train_horovod.py", tmp_path)
     ended = run(
-        mpirun(2, sys.executable, "-m", "mpi4py", *words[1:4]),
-        timeout_s=150,
-        cwd=tmp_path,
-        HOROVOD_CYCLE_TIME="5",
+        mpirun(2, sys.executable, "-m", "mpi4py", *words[1:4]), timeout_s=150, cwd=tmp_path, HOROVOD_CYCLE_TIME="5"
     )
     assert ended.code == 0, ended.output
     # One after the other: Horovod's threads leave little to each other on few cores.
@@ -74,9 +70,7 @@ def test_a_sweep_of_four(slurm, tmp_path):
         "hpctk", "train", "digits", "--epochs", "2",
     )  # fmt: skip
     assert "4 lines" in job.said
-    folders = {
-        f"method-{method}-seed-{seed}": (method, seed) for method in ("mean", "celgc") for seed in (1, 2)
-    }
+    folders = {f"method-{method}-seed-{seed}": (method, seed) for method in ("mean", "celgc") for seed in (1, 2)}
     job.all_ended()
     digests = set()
     for name, (method, seed) in folders.items():
@@ -85,13 +79,7 @@ def test_a_sweep_of_four(slurm, tmp_path):
         digests.add(digest(result))
     assert len(digests) == 4
     report = slurm.run(
-        sys.executable,
-        "-m",
-        "hpctk",
-        "report",
-        "--compare",
-        *(f"runs/sweep/{name}" for name in folders),
-        cwd=tmp_path,
+        sys.executable, "-m", "hpctk", "report", "--compare", *(f"runs/sweep/{name}" for name in folders), cwd=tmp_path
     )
     assert all(method in report for method in ("mean", "celgc")), report
     logs = sorted(path.name for path in tmp_path.glob("*.out"))

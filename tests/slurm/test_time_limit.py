@@ -21,9 +21,7 @@ def check(job, expected):
     assert job.ended() == "COMPLETED", job.log()
     log = job.log()
     # One log for both attempts.
-    assert (
-        log.index("restart 0 of") < log.index("USR1: the ranks are asked to save") < log.index("restart 1 of")
-    )
+    assert log.index("restart 0 of") < log.index("USR1: the ranks are asked to save") < log.index("restart 1 of")
     assert "stopped by SIGUSR2 and saved in" in log
     assert "status 85: back into the queue" in log
     assert ", resumed [" in log

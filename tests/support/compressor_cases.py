@@ -39,9 +39,7 @@ def tensors(draw, dtype=None, shape=None):
     dtype = draw(st.sampled_from(DTYPES)) if dtype is None else dtype
     width = {torch.float16: 16, torch.float64: 64}.get(dtype, 32)
     if shape is None:
-        shape = draw(
-            st.one_of(npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7), st.just((5, 40)))
-        )
+        shape = draw(st.one_of(npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=7), st.just((5, 40))))
     ordinary = st.floats(-10, 10, width=width)
     anything = st.floats(allow_nan=False, allow_infinity=False, width=width)
     few = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0])

@@ -27,9 +27,7 @@ def stock(hvd, method, *, model=None, base=None, attach=None, of_compression=(),
     model = net() if model is None else model
     base = sgd(model.parameters()) if base is None else base
     compression = hpctk.horovod.Compression(method, model, **dict(of_compression))
-    opt = hvd.DistributedOptimizer(
-        base, named_parameters=model.named_parameters(), compression=compression, **settings
-    )
+    opt = hvd.DistributedOptimizer(base, named_parameters=model.named_parameters(), compression=compression, **settings)
     if attach is None:
         attach = needs_attach(compression.method) or hvd.size() == 1
     return model, compression.attach(opt) if attach else opt, compression

@@ -15,18 +15,7 @@ from pathlib import Path
 from hpctk.launch.mpirun import mpirun_job
 
 ROOT = Path(__file__).parents[2]
-LAUNCHERS = (
-    "OMPI_",
-    "PMI_",
-    "PMIX_",
-    "PRTE_",
-    "HYDRA_",
-    "HYDI_",
-    "MPI_LOCAL",
-    "SLURM_",
-    "TORCHELASTIC_",
-    "MASTER_",
-)
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "MASTER_")
 
 
 @dataclass(frozen=True)
@@ -71,9 +60,7 @@ def run(command: list[str], timeout_s: float = 60, cwd: Path = ROOT, **environ: 
     return Ended(process.returncode, output, time.monotonic() - began)
 
 
-def run_ranks(
-    ranks: int, program: str, tmp_path: Path, *python: str, timeout_s: float = 60, **environ: str
-) -> Ended:
+def run_ranks(ranks: int, program: str, tmp_path: Path, *python: str, timeout_s: float = 60, **environ: str) -> Ended:
     """Run a Python program's text on `ranks` ranks; `python -m mpi4py` unless other words are given."""
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(program))
@@ -106,9 +93,7 @@ def run_without_launcher(
             env = clean_environment(**{name: str(value) for name, value in places.items()}, **environ)
             command = [sys.executable, "-u", str(script)]
             processes.append(
-                subprocess.Popen(
-                    command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env
-                )
+                subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
             )
     try:
         code = processes[awaited].wait(timeout_s)

@@ -54,11 +54,5 @@ def look(folder):
         np.testing.assert_array_equal(calls["call"], np.arange(len(calls["call"])))
         np.testing.assert_array_equal(steps["step"], np.arange(len(steps["step"])))
         assert (np.diff(calls["end_s"]) > -1).all()
-        assert set(calls["operation"]) <= {
-            b"allreduce",
-            b"allgather",
-            b"broadcast",
-            b"flags",
-            b"reduce_scatter",
-        }
+        assert set(calls["operation"]) <= {b"allreduce", b"allgather", b"broadcast", b"flags", b"reduce_scatter"}
         assert rank.table("summary")["calls"].sum() >= len(calls["call"])

@@ -23,10 +23,7 @@ BASES = {
         lambda: SGD(0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
     ),
     "adam": (lambda p: torch.optim.Adam(p, lr=0.01), lambda: Adam(0.01)),
-    "adamw": (
-        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
-        lambda: AdamW(0.01, weight_decay=0.1),
-    ),
+    "adamw": (lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1), lambda: AdamW(0.01, weight_decay=0.1)),
 }
 
 
@@ -122,9 +119,7 @@ def assert_follows(world, seen: Drive, trajectory, atol=1e-10) -> None:
         for i, (got, wanted) in enumerate(zip(mine, trajectory.held[t][world.rank], strict=True)):
             np.testing.assert_allclose(got, wanted, rtol=0, atol=atol, err_msg=f"held, step {t}, tensor {i}")
         for i, (got, wanted) in enumerate(zip(consensus, trajectory.consensus[t], strict=True)):
-            np.testing.assert_allclose(
-                got, wanted, rtol=0, atol=atol, err_msg=f"consensus, step {t}, tensor {i}"
-            )
+            np.testing.assert_allclose(got, wanted, rtol=0, atol=atol, err_msg=f"consensus, step {t}, tensor {i}")
 
 
 def assert_same_bits(world, arrays, what="parameters") -> None:

@@ -106,9 +106,7 @@ def newcomer(*, made: bool) -> Iterator[Newcomer]:
     try:
         if made:
             user = f"hpctk{os.getpid()}"
-            subprocess.run(
-                ["useradd", "--create-home", "--home-dir", home, "--shell", "/bin/bash", user], check=True
-            )
+            subprocess.run(["useradd", "--create-home", "--home-dir", home, "--shell", "/bin/bash", user], check=True)
             assert pwd.getpwnam(user).pw_uid != 0
         else:
             home.mkdir()

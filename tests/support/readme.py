@@ -25,9 +25,7 @@ def table() -> list[str]:
 
 def blocks(language: str = "") -> list[str]:
     """Return the fenced blocks of one language, or of none."""
-    fences = re.findall(
-        r"^```(\w*)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     return [text for known, text in fences if known == language]
 
 

@@ -100,11 +100,7 @@ class Job:
     def digest(self) -> str:
         """Return one number for every bit that training depends on."""
         whole = hashlib.sha256()
-        states = [
-            dict(self.model.named_parameters()),
-            dict(self.model.named_buffers()),
-            self.opt.state_dict(),
-        ]
+        states = [dict(self.model.named_parameters()), dict(self.model.named_buffers()), self.opt.state_dict()]
         method = self.opt.local_state_dict()
         method.pop("elapsed_s", None)
         for state in (*states, method, self.rates.state_dict(), self.t):

@@ -25,14 +25,8 @@ SIZE = ("--nodes", "2", "--ntasks-per-node", "1", "--time", "20")
 def missing() -> str:
     """Return why there can be no Slurm here, an empty text where there can."""
     path = os.environ["PATH"] + ":/usr/sbin:/sbin"
-    tools = [
-        tool for tool in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(tool, path=path)
-    ]
-    return (
-        f"not installed: {', '.join(tools)} (launch/test does it where it may: root, apt-get)"
-        if tools
-        else ""
-    )
+    tools = [tool for tool in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(tool, path=path)]
+    return f"not installed: {', '.join(tools)} (launch/test does it where it may: root, apt-get)" if tools else ""
 
 
 def slurm_local(*words: str, timeout_s: float = 120) -> subprocess.CompletedProcess:

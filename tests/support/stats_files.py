@@ -113,9 +113,7 @@ def write_run(run, size=4, *, per_node=2, missing=(), running=(), recordings=1, 
     return Path(run)
 
 
-MARKS = {
-    name: 0x7A_0000_0001 + i for i, name in enumerate(("rank", "node", "pid", "local_rank", "local_size"))
-}
+MARKS = {name: 0x7A_0000_0001 + i for i, name in enumerate(("rank", "node", "pid", "local_rank", "local_size"))}
 
 
 def write_many(run, size, *, steps=20, per_node=8, missing=(), running=()):
@@ -140,10 +138,7 @@ def write_many(run, size, *, steps=20, per_node=8, missing=(), running=()):
 def _model(path, size, steps, per_node, closed):
     """Return a file's bytes, and where its attributes and columns lie in them."""
     tables = rank_tables(0, size, steps)
-    rows, marks = (
-        {name: len(tables[name]) for name in schema.TABLES},
-        {**MARKS, "clock_offset_s": 0.123456789},
-    )
+    rows, marks = ({name: len(tables[name]) for name in schema.TABLES}, {**MARKS, "clock_offset_s": 0.123456789})
     told = {**attributes(0, size, per_node), **marks, "host": "hostMARK"}
     file = RankFile(path, told, {"SLURM_JOB_ID": "7"}, rows)
     file.close(rows) if closed else file.abandon()

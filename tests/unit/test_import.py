@@ -15,11 +15,7 @@ from hpctk import __version__
 
 def python(program, *arguments):
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        env=clean_environment(),
-        timeout=60,
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=clean_environment(), timeout=60
     )
 
 
@@ -29,9 +25,7 @@ def test_import_is_light():
     assert done.stdout == "light\n"
 
 
-@pytest.mark.parametrize(
-    ("option", "shown"), [("--help", "usage: hpctk"), ("--version", f"hpctk {__version__}\n")]
-)
+@pytest.mark.parametrize(("option", "shown"), [("--help", "usage: hpctk"), ("--version", f"hpctk {__version__}\n")])
 def test_command_line_is_light(option, shown):
     program = f"""
 try:
@@ -86,9 +80,7 @@ def test_torch_distributed_is_imported_where_its_worlds_are_made():
         for node in ast.walk(ast.parse(module.read_text())):
             named = [name.name for name in node.names] if isinstance(node, ast.Import) else []
             named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            hidden = (
-                isinstance(node, ast.ImportFrom) and node.module == "torch.distributed" and node.col_offset
-            )
+            hidden = isinstance(node, ast.ImportFrom) and node.module == "torch.distributed" and node.col_offset
             # Only a type checker reads an import inside `if TYPE_CHECKING:` of the module that chooses the world.
             if hidden and module == package / "comm" / "world.py":
                 continue

@@ -50,7 +50,5 @@ def test_a_program_that_configured_logging_gets_each_record_once(configured, wan
 
 
 def test_what_sys_stderr_is_at_the_time_gets_it():
-    program = (
-        f"import contextlib, io, hpctk.log\nwith contextlib.redirect_stderr(io.StringIO()) as kept: {SAY}\n"
-    )
+    program = f"import contextlib, io, hpctk.log\nwith contextlib.redirect_stderr(io.StringIO()) as kept: {SAY}\n"
     assert said(program + "assert kept.getvalue() == 'hpctk: step 7\\n'") == ""

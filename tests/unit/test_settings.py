@@ -109,9 +109,7 @@ def test_docstrings_and_tables_tell_the_same():
     assert table["loud"] == ("true or false", "false", "whether to tell")
     assert table["names"][1] == table["table"][1] == "none"
     text = inspect.getdoc(Sample)
-    assert text.startswith(
-        "Settings of all kinds.\n\nParameters\n----------\nshare : a number above 0, at most 1\n"
-    )
+    assert text.startswith("Settings of all kinds.\n\nParameters\n----------\nshare : a number above 0, at most 1\n")
     assert "bits : a whole number from 2 to 8, by default 4\n    How fine.\n" in text
 
 
@@ -128,9 +126,7 @@ def test_compressors_are_read_from_texts_where_methods_want_one():
     about = settings_of(hpctk.SAEF)
     assert repr(about["server"].parse("server", "topk:0.5")) == "TopK(0.5)"
     assert about["server"].parse("server", "none") is None
-    with pytest.raises(
-        SettingError, match=r"^compressor='topk:2': allowed is topk:DENSITY \(density='2': need"
-    ):
+    with pytest.raises(SettingError, match=r"^compressor='topk:2': allowed is topk:DENSITY \(density='2': need"):
         about["compressor"].parse("compressor", "topk:2")
 
 

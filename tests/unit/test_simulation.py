@@ -189,9 +189,7 @@ def test_adacons_example(scale, momentum, layerwise, eps, atol, monkeypatch):
 
 
 def test_sasg_example():
-    problem = FixedProblem(
-        [[1, 2, 1, 0.5], [1, 0.5, 2, 1]], [[1, 0, -1, 1.6], [0, 1, 0.9, -1]], [2.0, 2, 0, 0]
-    )
+    problem = FixedProblem([[1, 2, 1, 0.5], [1, 0.5, 2, 1]], [[1, 0, -1, 1.6], [0, 1, 0.9, -1]], [2.0, 2, 0, 0])
     run = sasg.simulate(problem, 4, sgd, density=0.25, max_delay=2, terms=2, alpha=4, warmup=1)
     log = run.log
     close(log["theta"][1:], [0.2, 0.3424, 0.2724])
@@ -331,9 +329,7 @@ def test_every_method_trains_and_repeats(name, size):
 
 
 @any_size
-@pytest.mark.parametrize(
-    "name", [*(n for n in SETTINGS if n in ("AdaCons", "SASG", "Mean")), "CELGC", "LocalSGD"]
-)
+@pytest.mark.parametrize("name", [*(n for n in SETTINGS if n in ("AdaCons", "SASG", "Mean")), "CELGC", "LocalSGD"])
 def test_shared_parameters_are_identical(name, size):
     run = SIMULATIONS[name](Problem(size, seed=2), 12, heavy, **SETTINGS[name])
     period = SETTINGS[name].get("period", 1)
@@ -408,11 +404,7 @@ def test_adacons_scale_of_gradients_and_consensus_identity(size):
 def test_adacons_identical_workers(size):
     g = [gradients(1, 2)[0]] * size
     size_of = tensors.norm(g[0])
-    for scale, expected in (
-        ("unit", tensors.scale(g[0], 1 / size_of)),
-        ("mean_norm", g[0]),
-        ("coefficients", g[0]),
-    ):
+    for scale, expected in (("unit", tensors.scale(g[0], 1 / size_of)), ("mean_norm", g[0]), ("coefficients", g[0])):
         a = adacons.Aggregator(0.99, scale)
         for _ in range(3):
             outcome = a(g)
@@ -447,8 +439,7 @@ def test_adacons_one_pass_is_two_pass(size, scale):
 def test_adacons_layerwise_with_one_tensor_is_model_wise(size, scale):
     problem = Problem(size, seed=8, shapes=((3, 4),))
     runs = [
-        adacons.simulate(problem, STEPS, heavy, momentum=0.9, scale=scale, layerwise=flag)
-        for flag in (False, True)
+        adacons.simulate(problem, STEPS, heavy, momentum=0.9, scale=scale, layerwise=flag) for flag in (False, True)
     ]
     same_bits(runs[0].consensus[-1], runs[1].consensus[-1])
 
@@ -618,9 +609,7 @@ def test_sasg_with_full_density_is_lasg(size):
 def test_sasg_defaults_of_alpha_and_terms():
     problem = Problem(3, seed=2)
     for reduce, numerator in (("sum", 1), ("mean", 3)):
-        implied = sasg.simulate(
-            problem, STEPS, sgd, lr=DECAY, density=0.3, warmup=2, max_delay=4, reduce=reduce
-        )
+        implied = sasg.simulate(problem, STEPS, sgd, lr=DECAY, density=0.3, warmup=2, max_delay=4, reduce=reduce)
         for t in range(STEPS):
             steps = [problem.start(), *implied.consensus]
             lengths = [tensors.norm(tensors.subtract(steps[s + 1], steps[s])) ** 2 for s in range(t)]
@@ -661,9 +650,7 @@ def test_saef_virtual_sequence(size, base, settings):
     virtual = Problem(size, seed=9).start()
     for t in range(12):
         virtual = tensors.subtract(virtual, tensors.mean(log["updates"][t]))
-        now = tensors.subtract(
-            tensors.subtract(log["x"][t], log["server"][t]), tensors.mean(log["carried"][t])
-        )
+        now = tensors.subtract(tensors.subtract(log["x"][t], log["server"][t]), tensors.mean(log["carried"][t]))
         close(now, virtual)
         for delta, c, e in zip(log["deltas"][t], log["sent"][t], log["residuals"][t], strict=True):
             close(tensors.add(c, e), delta, 1e-14)
@@ -675,8 +662,7 @@ def test_saef_virtual_sequence(size, base, settings):
 def test_saef_averages_when_it_is_due():
     run = saef.simulate(Problem(3, seed=1), 9, sgd, compressor=TopK(0.2), average_every=4)
     equal = [
-        all(np.array_equal(flat(e), flat(row[0])) for e in row) and np.any(flat(row[0]))
-        for row in run.log["carried"]
+        all(np.array_equal(flat(e), flat(row[0])) for e in row) and np.any(flat(row[0])) for row in run.log["carried"]
     ]
     # Iterations 3 and 7 average before stepping ahead, so steps 2 and 6 end with it.
     assert [t for t in range(9) if equal[t]] == [2, 6]
@@ -877,9 +863,7 @@ def test_tickets(size):
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_asynchronous_grawa_in_lockstep_is_synchronous(size, layerwise):
     problem = Problem(size, seed=10)
-    run = grawa.simulate_asynchronous(
-        problem, list(range(size)) * 12, heavy, layerwise=layerwise, lr=DECAY, **GRAWA
-    )
+    run = grawa.simulate_asynchronous(problem, list(range(size)) * 12, heavy, layerwise=layerwise, lr=DECAY, **GRAWA)
     together = grawa.simulate(problem, 9, heavy, layerwise=layerwise, lr=DECAY, **GRAWA)
     # Every fourth turn of all workers is a round.
     ends = [size * (t + t // 3 + (2 if t % 3 == 2 else 1)) - 1 for t in range(9)]
@@ -1050,10 +1034,7 @@ def test_local_sgd_averages_every_period(size):
         expected = [tensors.mean(run.log["local"][t])] * size if averaged else run.log["local"][t]
         close(run.held[t], expected, 0)
     # Every step of plain SGD averaged is SGD on the mean gradient.
-    close(
-        baselines.local_sgd(problem, STEPS, sgd, period=1).consensus,
-        baselines.mean(problem, STEPS, sgd).consensus,
-    )
+    close(baselines.local_sgd(problem, STEPS, sgd, period=1).consensus, baselines.mean(problem, STEPS, sgd).consensus)
 
 
 def test_easgd_by_hand():

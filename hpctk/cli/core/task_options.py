@@ -55,9 +55,7 @@ def _add_running(group: Any) -> None:
         "--resume", action="store_true",
         help="go on with the run in DIR, with its settings; begin where there is none",
     )  # fmt: skip
-    group.add_argument(
-        "--check", action="store_true", help="say whether these settings make sense, and train nothing"
-    )
+    group.add_argument("--check", action="store_true", help="say whether these settings make sense, and train nothing")
     group.add_argument("--json", metavar="FILE", type=Path, help="write the result to FILE, too")
     group.add_argument(
         "--picture", metavar="FILE", type=Path,

@@ -57,9 +57,7 @@ def check(momentum: float, scale: str) -> None:
     SCALE.check("scale", scale)
 
 
-def weights(
-    inner: Any, squared_norms: Any, state: ConsensusState, group: int, *, momentum: float, scale: str
-) -> Any:
+def weights(inner: Any, squared_norms: Any, state: ConsensusState, group: int, *, momentum: float, scale: str) -> Any:
     """Return the N weights w_i of one group of tensors, and update its momentum in `state`.
 
     Parameters

@@ -98,9 +98,7 @@ class Engine:
         n = elements.n
         lo, hi = bounds(n, plan.blocks, plan.held(self.transport.rank))
         with self.one_thread:
-            call = self.opened_array(
-                plan.kind, plan.name, n, elements.itemsize, own=hi - lo, overhead=overhead
-            )
+            call = self.opened_array(plan.kind, plan.name, n, elements.itemsize, own=hi - lo, overhead=overhead)
             tags = self._take_lane() if lane is None else self.tags(lane)
             began = time.perf_counter()
             run = DenseRun(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
@@ -171,9 +169,7 @@ class Engine:
         elements.finish()
         return run
 
-    def handle(
-        self, plan: Plan, elements: InPlace, finish: Callable[[], Any], *, lane: int | None = None
-    ) -> Handle:
+    def handle(self, plan: Plan, elements: InPlace, finish: Callable[[], Any], *, lane: int | None = None) -> Handle:
         """Start running `plan`; waiting for the handle runs it to its end and returns what `finish` does.
 
         Collective over the transport's ranks.

@@ -23,9 +23,7 @@ def fuse(tensors: Sequence[Any]) -> tuple[Any, list[int]]:
 
     kinds = {str(getattr(tensor, "dtype", type(tensor).__name__)) for tensor in tensors}
     if kinds - {"torch.float32", "torch.float64"} or len(kinds) != 1:
-        raise TensorError(
-            f"need torch tensors of one dtype, float32 or float64, not {', '.join(sorted(kinds))}"
-        )
+        raise TensorError(f"need torch tensors of one dtype, float32 or float64, not {', '.join(sorted(kinds))}")
     flat = torch.cat([buffers.flatten(tensor) for tensor in tensors])
     edges = [0]
     for tensor in tensors:
@@ -35,6 +33,4 @@ def fuse(tensors: Sequence[Any]) -> tuple[Any, list[int]]:
 
 def unfuse(flat: Any, edges: Sequence[int], like: Sequence[Any]) -> list[Any]:
     """Return the parts of a flat tensor in the shapes of the tensors it was fused from; views of it."""
-    return [
-        flat[lo:hi].view(tensor.shape) for lo, hi, tensor in zip(edges[:-1], edges[1:], like, strict=True)
-    ]
+    return [flat[lo:hi].view(tensor.shape) for lo, hi, tensor in zip(edges[:-1], edges[1:], like, strict=True)]

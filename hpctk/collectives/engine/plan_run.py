@@ -246,12 +246,9 @@ class DenseRun(PlanRun):
         """
         plan, n = self._plan, self._elements.n
         for step in plan.rounds(self._transport.rank):
-            messages = [
-                self._cut(SEND, send.peer, *bounds(n, plan.blocks, send.blocks)) for send in step.sends
-            ]
+            messages = [self._cut(SEND, send.peer, *bounds(n, plan.blocks, send.blocks)) for send in step.sends]
             messages += [
-                self._cut(ACTIONS[recv.action], recv.peer, *bounds(n, plan.blocks, recv.blocks))
-                for recv in step.recvs
+                self._cut(ACTIONS[recv.action], recv.peer, *bounds(n, plan.blocks, recv.blocks)) for recv in step.recvs
             ]
             for turn in zip_longest(*messages):
                 yield from (segment for segment in turn if segment is not None)
@@ -312,11 +309,7 @@ class DenseRun(PlanRun):
         for other in self._cells[segment.cell]:
             if other is segment:
                 return False
-            if (
-                other.lo < segment.hi
-                and segment.lo < other.hi
-                and (other.kind != SEND or segment.kind != SEND)
-            ):
+            if other.lo < segment.hi and segment.lo < other.hi and (other.kind != SEND or segment.kind != SEND):
                 return True
         return False
 

@@ -65,9 +65,7 @@ class SparseBlocks:
         """Return the whole vector: ascending indices and their values."""
         # By way of the wire form: who got a list that was sent as a dense one has its zeros listed too.
         for block, known in enumerate(self._lists):
-            if known is not None and sparse.turns_dense(
-                len(known[0]), self._length(block), known[1].itemsize
-            ):
+            if known is not None and sparse.turns_dense(len(known[0]), self._length(block), known[1].itemsize):
                 self.outgoing(block)
         lists = [self.pairs(block) for block in range(len(self._lists))]
         indices = np.empty(sum(len(found) for found, _ in lists), index_dtype(self._edges[-1]))

@@ -43,12 +43,8 @@ Report = Callable[[str], None]
 
 def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
     """Measure and return the calibration, the same on every rank. Collective over the communicator."""
-    plans = [
-        build(name, "allreduce", here.size, nodes=here.nodes) for name in names("allreduce", with_nodes=True)
-    ]
-    measured: dict[str, list[tuple[int, float]]] = {
-        name: [] for name in ("mpi", *(plan.name for plan in plans))
-    }
+    plans = [build(name, "allreduce", here.size, nodes=here.nodes) for name in names("allreduce", with_nodes=True)]
+    measured: dict[str, list[tuple[int, float]]] = {name: [] for name in ("mpi", *(plan.name for plan in plans))}
     for nbytes in SIZES:
         report(f"all-reduces of {nbytes} bytes")
         for name, seconds in measure(here, plans, nbytes).items():
@@ -74,9 +70,7 @@ def measure(here: World, plans: list[Plan], nbytes: int) -> dict[str, float]:
     array = np.zeros(max(1, nbytes // 4), np.float32)
     dtype = DTYPES["float32"]
     engine = engine_of(here)
-    runs: dict[str, Callable[[], Any]] = {
-        "mpi": partial(reduce_in_place, here, array, dtype, "sum", here.native.name)
-    }
+    runs: dict[str, Callable[[], Any]] = {"mpi": partial(reduce_in_place, here, array, dtype, "sum", here.native.name)}
     for plan in plans:
         runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"), segment_bytes=SEGMENT_BYTES)
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -113,9 +107,7 @@ def figures(here: World, points: dict[str, Points]) -> Machine:
     share = max(seconds - price(around, nbytes, free), 0.5 * seconds)
     byte_s = share / (around.volume.path / around.blocks * nbytes)
     factor = exchange_factor(here, points, free, byte_s)
-    common = replace(
-        Machine(), message_s=message_s, combine_byte_s=combine_byte_s, segment_bytes=SEGMENT_BYTES
-    )
+    common = replace(Machine(), message_s=message_s, combine_byte_s=combine_byte_s, segment_bytes=SEGMENT_BYTES)
     if len(here.nodes) == 1:
         # Nothing was learnt about a network: its figures stay as they are.
         return replace(common, local_latency_s=latency_s, local_byte_s=byte_s)
@@ -140,10 +132,7 @@ def message_seconds(here: World) -> float:
     array = np.zeros(per_block * segment * here.size, np.uint8)
     plan = ring.allgather(here.size)
     engine = engine_of(here)
-    times = [
-        timed(here, lambda: engine.run(plan, InPlace(array, 1), segment_bytes=segment))
-        for _ in range(REPEATS)
-    ]
+    times = [timed(here, lambda: engine.run(plan, InPlace(array, 1), segment_bytes=segment)) for _ in range(REPEATS)]
     return median(times) / (per_block * (here.size - 1))
 
 

@@ -86,9 +86,7 @@ class Calibration:
             factors, measured = _points(document["factors"]), _points(document["measured"])
             return cls(machine, factors, tuple(int(ranks) for ranks in document["layout"]), measured)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SettingError(
-                f"calibration file: {type(error).__name__}: {error}; run `hpctk calibrate`"
-            ) from None
+            raise SettingError(f"calibration file: {type(error).__name__}: {error}; run `hpctk calibrate`") from None
 
 
 def read(path: Path) -> str:

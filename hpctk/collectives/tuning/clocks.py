@@ -45,10 +45,7 @@ def clock_offset(here: World) -> tuple[float, float]:
 def _ask(engine: Engine, tag: int) -> tuple[float, float]:
     moving, theirs = engine.transport, np.empty(1)
     began = time.perf_counter()
-    requests = [
-        moving.irecv(theirs.view(np.uint8), 0, tag),
-        moving.isend(np.zeros(1, np.uint8), 0, tag),
-    ]
+    requests = [moving.irecv(theirs.view(np.uint8), 0, tag), moving.isend(np.zeros(1, np.uint8), 0, tag)]
     transport.wait(moving, requests, "comparing clocks", [0])
     ended = time.perf_counter()
     return float(theirs[0]) - (began + ended) / 2, (ended - began) / 2

@@ -69,9 +69,7 @@ class MpiAllreduce:
         with self._world.one_thread:
             requests = [
                 self._world.data.Iallreduce(
-                    MPI.IN_PLACE,
-                    [memory[lo * unit_bytes : hi * unit_bytes], hi - lo, datatype],
-                    OPERATIONS[op],
+                    MPI.IN_PLACE, [memory[lo * unit_bytes : hi * unit_bytes], hi - lo, datatype], OPERATIONS[op]
                 )
                 for lo, hi in buffers.chunks(len(memory) // unit_bytes)
             ]

@@ -198,9 +198,7 @@ class _CounterServer:
             before = np.array([self._add(place, value)], np.int64)
             with self._lock:
                 self._answered[place][status.Get_source()] += 1
-            self._answers.append(
-                (self.comm.Isend([before, MPI.INT64_T], status.Get_source(), ANSWER), before)
-            )
+            self._answers.append((self.comm.Isend([before, MPI.INT64_T], status.Get_source(), ANSWER), before))
             any_asked = True
         self._answers = [(request, data) for request, data in self._answers if not request.Test()]
         return any_asked

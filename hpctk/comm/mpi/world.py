@@ -225,9 +225,7 @@ def world(comm: MPI.Intracomm | None = None) -> MpiWorld:
     global _keyval
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Intracomm):
-        raise SettingError(
-            f"comm={comm!r}: need an MPI intracommunicator or a process group of torch.distributed"
-        )
+        raise SettingError(f"comm={comm!r}: need an MPI intracommunicator or a process group of torch.distributed")
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
         forked.guard()

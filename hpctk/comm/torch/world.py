@@ -101,9 +101,7 @@ class TorchWorld(World):
     def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
         least = torch.tensor(values, dtype=torch.int64)
-        self._do(
-            operation, lambda: dist.all_reduce(least, dist.ReduceOp.MIN, group=self.group, async_op=True)
-        )
+        self._do(operation, lambda: dist.all_reduce(least, dist.ReduceOp.MIN, group=self.group, async_op=True))
         return list(least.tolist())
 
     def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
@@ -195,9 +193,7 @@ class TorchWorld(World):
             first = not any(self._store.check([key]) for key in keys.values())
             self._store.set(f"hpctk/gave up/{self.rank}", operation)
             deadline = time.monotonic() + ROLL_CALL_S
-            while (
-                missing := [r for r in keys if not self._store.check([keys[r]])]
-            ) and time.monotonic() < deadline:
+            while (missing := [r for r in keys if not self._store.check([keys[r]])]) and time.monotonic() < deadline:
                 time.sleep(0.01)
             answers = {r: self._store.get(key).decode() for r, key in keys.items() if r not in missing}
         except RuntimeError:
@@ -206,13 +202,9 @@ class TorchWorld(World):
             # The first to give up has the stuck ranks shown; the others would only repeat it.
             postmortem.show_stuck({r: self._neighbours[r] for r in missing if r in self._neighbours})
         lines = (
-            [f"rank {_shown(missing)} did not come and does not answer: stuck, computing or dead"]
-            if missing
-            else []
+            [f"rank {_shown(missing)} did not come and does not answer: stuck, computing or dead"] if missing else []
         )
-        return lines + [
-            f"rank {r} waits in {text}" for r, text in list(answers.items())[:8] if text != operation
-        ]
+        return lines + [f"rank {r} waits in {text}" for r, text in list(answers.items())[:8] if text != operation]
 
     def _find_nodes(self) -> tuple[tuple[int, ...], ...]:
         me = postmortem.Process.of(os.getpid())

@@ -190,9 +190,7 @@ def expect_length(packet: Packet, length: int, dtype: torch.dtype, what: str) ->
         )
 
 
-def checked_pair(
-    tensor: torch.Tensor, residual: torch.Tensor, name: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def checked_pair(tensor: torch.Tensor, residual: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensor and residual as flat tensors, views where they are contiguous."""
     flat, memory = checked_flat(tensor, name), checked_flat(residual, name)
     for what in ("shape", "dtype", "device"):

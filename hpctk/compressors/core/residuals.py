@@ -60,12 +60,9 @@ class Residuals:
         for name, tensor in state.items():
             if not isinstance(tensor, torch.Tensor) or tensor.dtype not in arrays.DTYPES:
                 kind = _described(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-                raise TensorError(
-                    f"the residual of {name!r} is {kind}: need a tensor of floating point numbers"
-                )
+                raise TensorError(f"the residual of {name!r} is {kind}: need a tensor of floating point numbers")
         self._kept = {
-            name: tensor.detach().clone(memory_format=torch.contiguous_format)
-            for name, tensor in state.items()
+            name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in state.items()
         }
 
 

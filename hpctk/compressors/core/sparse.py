@@ -77,9 +77,7 @@ def read(data: Any, n: int, dtype: str) -> tuple[Any, Any]:
         known = ", ".join(f"{code} ({name})" for code, name in enumerate(NAMES))
         raise HpctkError(f"a sparse packet with code {form}: known are {known}")
     if count > n or (form == DENSE and count != n):
-        raise HpctkError(
-            f"a sparse packet of {count} elements, written as {NAMES[form]}, for a vector of {n}"
-        )
+        raise HpctkError(f"a sparse packet of {count} elements, written as {NAMES[form]}, for a vector of {n}")
     expected = HEADER_BYTES + _body_bytes(form, count, n, kind.itemsize)
     if len(data) != expected:
         raise HpctkError(f"a sparse packet of {len(data)} bytes: {count} elements of {n} take {expected}")

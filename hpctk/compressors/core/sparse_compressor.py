@@ -34,9 +34,7 @@ class SparseCompressor(Compressor):
     def _choose(self, flat: torch.Tensor) -> torch.Tensor:
         """Return the indices of the elements to send, ascending, on the device of a flat, finite tensor."""
 
-    def select(
-        self, tensor: torch.Tensor, residual: torch.Tensor | None = None, name: str = ""
-    ) -> tuple[Any, Any]:
+    def select(self, tensor: torch.Tensor, residual: torch.Tensor | None = None, name: str = "") -> tuple[Any, Any]:
         """Return indices, ascending, and values of the elements to send.
 
         Without a residual nothing is changed. With one, the tensor is added to it in place, and what is
@@ -73,9 +71,7 @@ class SparseCompressor(Compressor):
         from hpctk.kernels import merge
 
         if packet.data.dtype != torch.uint8:
-            raise HpctkError(
-                f"a sparse packet of {arrays.dtype_name(packet.data.dtype)}: it must be of bytes"
-            )
+            raise HpctkError(f"a sparse packet of {arrays.dtype_name(packet.data.dtype)}: it must be of bytes")
         indices, values = sparse.read(packet.data.cpu().numpy(), packet.n, arrays.dtype_name(packet.dtype))
         out = torch.zeros(packet.n, dtype=packet.dtype)
         merge.scatter(arrays.unsigned(arrays.as_array(out)), indices, arrays.unsigned(values))

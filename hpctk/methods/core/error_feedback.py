@@ -74,9 +74,7 @@ class ErrorFeedback:
         self._two_way = len(signs) == 2 and self._n > 0
         self._residuals, self._server_residuals = Residuals(), Residuals()
         self._row = FlatBuffer(self.parameters if _sends_signs(self._compressor) else [])
-        self.errors = self._row.parts or [
-            self._residuals.of(name, parameter.detach()) for name, parameter in named
-        ]
+        self.errors = self._row.parts or [self._residuals.of(name, parameter.detach()) for name, parameter in named]
         self.shard = self.own_shard(torch.zeros(self._n, dtype=self.parameters[0].dtype))
 
     def own_shard(self, whole: torch.Tensor) -> torch.Tensor:
@@ -92,8 +90,7 @@ class ErrorFeedback:
             return
         named = zip(self.names, updates.parts, strict=True)
         refuse_bad_sums(
-            {name: part for name, part in named if not self._compressor.is_excluded(name, part)},
-            self._residuals,
+            {name: part for name, part in named if not self._compressor.is_excluded(name, part)}, self._residuals
         )
 
     def exchange(self, updates: FlatBuffer, x: FlatBuffer) -> bool:
@@ -155,9 +152,7 @@ class ErrorFeedback:
         """Replace all residuals by their mean over the ranks. Collective over the communicator. In place."""
         named = zip(self.names, self.errors, strict=True)
         errors = {
-            f"residual of {name}": error
-            for name, error in named
-            if not self._compressor.is_excluded(name, error)
+            f"residual of {name}": error for name, error in named if not self._compressor.is_excluded(name, error)
         }
         dense_mean(self._replica.world, errors, self._replica.schedule, "residuals")
 

@@ -66,9 +66,7 @@ class LastMessages:
         torch_private.foreach_sub_(list(targets), self._room.parts)
         return squared_distance(total, None)
 
-    def _subtract_list(
-        self, targets: Sequence[torch.Tensor], indices: Any, values: Any, divisor: int
-    ) -> float:
+    def _subtract_list(self, targets: Sequence[torch.Tensor], indices: Any, values: Any, divisor: int) -> float:
         values = values / values.dtype.type(-divisor)
         cuts = np.searchsorted(indices, self._edges)
         for target, start, (lo, hi) in zip(targets, self._edges, pairwise(cuts), strict=False):

@@ -124,11 +124,7 @@ class Run:
         return self.replica.named(self.replica.values)
 
     def open_step(
-        self,
-        gradients: Callable[[], Gradients],
-        groups: Sequence[Mapping[str, Any]] = (),
-        *,
-        active: bool = True,
+        self, gradients: Callable[[], Gradients], groups: Sequence[Mapping[str, Any]] = (), *, active: bool = True
     ) -> StepStatus:
         """Prepare a step, and learn what all ranks have: gradients, bad ones, data, errors. Changes nothing.
 

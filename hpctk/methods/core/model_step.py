@@ -79,9 +79,7 @@ class ModelRun(LocalStepRun):
         """Do a round; return whether any rank has data left. Collective over the communicator."""
         groups = self.base.param_groups if self.lockstep else []
         mine = LocalStatus((), self.bad, active)
-        status = self.replica.status.exchange(
-            mine, groups, self.shared_state, self.period, operation="opening a round"
-        )
+        status = self.replica.status.exchange(mine, groups, self.shared_state, self.period, operation="opening a round")
         self.bad = None
         self.since_round = 0
         self.skip_or_raise(status)
@@ -101,11 +99,7 @@ class ModelRun(LocalStepRun):
 
     def local_state(self) -> dict[str, Any]:
         """Return where in its period this rank is, and what the others are to hear at the next round."""
-        return {
-            "since_round": self.since_round,
-            "bad": self.bad,
-            "last_step_was_bad": self.last_step_was_bad,
-        }
+        return {"since_round": self.since_round, "bad": self.bad, "last_step_was_bad": self.last_step_was_bad}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""

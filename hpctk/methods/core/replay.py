@@ -117,9 +117,7 @@ class Replay:
         self._random = random_state()
         self._buffers = _copies(replica)
 
-    def gradients_at(
-        self, point: Sequence[torch.Tensor], room: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor | None]:
+    def gradients_at(self, point: Sequence[torch.Tensor], room: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Return the closure's gradients at another point, None for parameters that have none.
 
         Not in place: parameters, gradients, buffers and random numbers are what they were, also when the
@@ -139,9 +137,7 @@ class Replay:
             replica.load(room)
             self._put(first, after, drawn)
 
-    def _put(
-        self, gradients: Sequence[torch.Tensor | None], buffers: Mapping[str, torch.Tensor], drawn: Any
-    ) -> None:
+    def _put(self, gradients: Sequence[torch.Tensor | None], buffers: Mapping[str, torch.Tensor], drawn: Any) -> None:
         for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
             parameter.grad = gradient
         # By name: a module may have put another tensor in a buffer's place.

@@ -34,8 +34,7 @@ class FlatBuffer:
         edges = [0, *accumulate(tensor.numel() for tensor in like)]
         self.flat = like[0].new_zeros(edges[-1]) if like else torch.zeros(0)
         self.parts = [
-            self.flat[lo:hi].view(tensor.shape)
-            for (lo, hi), tensor in zip(pairwise(edges), like, strict=True)
+            self.flat[lo:hi].view(tensor.shape) for (lo, hi), tensor in zip(pairwise(edges), like, strict=True)
         ]
 
 
@@ -57,9 +56,7 @@ class UpdateRun(LocalStepRun):
 
     def keep_unsent(self, error: HpctkError) -> None:
         """Let all ranks raise `error` in the next step: this one goes on, without an update of this rank."""
-        self._unsent = TensorError(
-            f"{error} That update was not sent; the residual is what it was before it."
-        )
+        self._unsent = TensorError(f"{error} That update was not sent; the residual is what it was before it.")
 
     @abstractmethod
     def exchange(self, *, active: bool) -> None:

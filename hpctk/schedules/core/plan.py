@@ -152,12 +152,7 @@ class Plan:
 
 
 def even_plan(
-    name: str,
-    kind: str,
-    size: int,
-    steps: Callable[[int], Iterator[Round]],
-    phases: Iterable[Phase],
-    kept: int = 0,
+    name: str, kind: str, size: int, steps: Callable[[int], Iterator[Round]], phases: Iterable[Phase], kept: int = 0
 ) -> Plan:
     """Return a plan of one block per rank in which all ranks do the same in every round, as `phases` say."""
     return Plan(name, kind, checked_size(size), blocks=size, steps=steps, volume=even(size, phases, kept))

@@ -66,9 +66,7 @@ class Machine:
             raise SettingError(f'machine file: "format" must be "{FORMAT}"')
         version = figures.pop("version", None)
         if version != VERSION:
-            raise SettingError(
-                f"machine file: version={version!r}; this hpctk reads {VERSION}: measure again"
-            )
+            raise SettingError(f"machine file: version={version!r}; this hpctk reads {VERSION}: measure again")
         names = [item.name for item in fields(cls)]
         for key in figures:
             if key not in names:

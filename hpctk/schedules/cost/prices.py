@@ -27,9 +27,7 @@ def price(plan: Plan, nbytes: int, machine: Machine) -> float:
     """Return the seconds that `plan` needs for a tensor of `nbytes` bytes, in closed form."""
     if nbytes < 0:
         raise SettingError(f"nbytes={nbytes}: allowed are 0 and more")
-    return sum(
-        phase.rounds * _round_seconds(phase, plan.blocks, nbytes, machine) for phase in plan.volume.phases
-    )
+    return sum(phase.rounds * _round_seconds(phase, plan.blocks, nbytes, machine) for phase in plan.volume.phases)
 
 
 def _round_seconds(phase: Phase, blocks: int, nbytes: int, machine: Machine) -> float:

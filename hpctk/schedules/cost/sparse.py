@@ -45,11 +45,7 @@ def stages(name: str, size: int, n: int, k: int, keep: int | None, wire: Wire) -
         returned = together if keep is None else min(keep, together)
         small = [(rotation.allgather(size), size * SAMPLE_BYTES)]
         small += (SELECTING if keep is not None else 0) * [(recursive_doubling.allreduce(size), 2048)]
-        return [
-            *small,
-            (rotation.reduce_scatter(size), wire(k, n)),
-            (ring.allgather(size), wire(returned, n)),
-        ]
+        return [*small, (rotation.reduce_scatter(size), wire(k, n)), (ring.allgather(size), wire(returned, n))]
     fold = Fold(size)
     exchange = recursive_doubling.allreduce(2)
     folded = 2 if fold.pairs else 1

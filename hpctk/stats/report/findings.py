@@ -54,9 +54,7 @@ def _missing_files(recording: Document) -> list[str]:
         texts.append(f"{are.format(reason['ranks'])} missing: {reason['why']}")
     n, ranks = recording["not_closed_files"], recording["not_closed"]
     if n:
-        files = (
-            f"rank {ranks} did not close its file" if n == 1 else f"ranks {ranks} did not close their files"
-        )
+        files = f"rank {ranks} did not close its file" if n == 1 else f"ranks {ranks} did not close their files"
         texts.append(f"{files}: still running, or killed; what was written until then is counted")
     return texts
 
@@ -77,9 +75,7 @@ def findings(document: Document) -> list[str]:
     texts.append(_volume(document["per_step"], totals["uncounted_tensor_calls"]))
     if totals["uncounted_calls"]:
         calls, unknown = plural(int(totals["calls"]), "call"), count(totals["uncounted_calls"])
-        texts.append(
-            f"Of {calls}, {unknown} have bytes that only the library knows: they are in no sum of bytes."
-        )
+        texts.append(f"Of {calls}, {unknown} have bytes that only the library knows: they are in no sum of bytes.")
     return [text for text in texts if text]
 
 

@@ -83,8 +83,7 @@ def printable(text: object, most: int = 200) -> str:
     if isinstance(text, bytes):
         text = text.decode(errors="replace")
     shown = "".join(
-        " " if one.isspace() else "?" if unicodedata.category(one)[0] == "C" else one
-        for one in str(text)[: most + 1]
+        " " if one.isspace() else "?" if unicodedata.category(one)[0] == "C" else one for one in str(text)[: most + 1]
     )
     return shown if len(shown) <= most else shown[: most - 3] + "..."
 

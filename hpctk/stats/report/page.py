@@ -54,8 +54,7 @@ def page(material: Material) -> str:
     """Return the page of one run."""
     document = material.document
     figures = "\n".join(
-        figure(one.title, one.draw(material), one.empty, one.caption, one.shape, one.legend)
-        for one in FIGURES
+        figure(one.title, one.draw(material), one.empty, one.caption, one.shape, one.legend) for one in FIGURES
     )
     findings = [text[:1].upper() + text[1:] for text in document["findings"]]
     parts = [

@@ -54,9 +54,7 @@ class Svg:
         """Draw a line."""
         self.parts.append(f'<line class="{kind}" x1="{_n(x1)}" y1="{_n(y1)}" x2="{_n(x2)}" y2="{_n(y2)}"/>')
 
-    def text(
-        self, x: float, y: float, text: str, anchor: str = "start", kind: str = "t", turn: bool = False
-    ) -> None:
+    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "t", turn: bool = False) -> None:
         """Write; `turn` writes upwards."""
         turned = f' transform="rotate(-90 {_n(x)} {_n(y)})"' if turn else ""
         start = f'<text class="{kind}" x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}"{turned}>'
@@ -196,9 +194,7 @@ def _y_range(low: float, high: float, *, log: bool, from_zero: bool) -> tuple[fl
     return low - margin, high + margin
 
 
-def _frame(
-    svg: Svg, x: Axis, y: Axis, x_text: Callable[[float], str], y_text: Callable[[float], str]
-) -> None:
+def _frame(svg: Svg, x: Axis, y: Axis, x_text: Callable[[float], str], y_text: Callable[[float], str]) -> None:
     """Draw a grid with numbers along the left and the lower side."""
     for value in y.ticks(8 if y.log else 5):
         svg.line(x.start, y.at(value), x.end, y.at(value), "grid")

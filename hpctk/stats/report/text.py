@@ -28,9 +28,7 @@ def text(document: Document) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, shrink: Sequence[int] = ()
-) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, shrink: Sequence[int] = ()) -> str:
     """Return rows under a head, at most WIDTH wide; `left` columns are flush left, the others flush right.
 
     `shrink` are the columns whose texts are shortened where all is too wide, the first one first.
@@ -46,8 +44,7 @@ def table(
     lines = [[shortened(text, width) for text, width in zip(row, widths, strict=True)] for row in cells]
     lines.insert(1, ["-" * width for width in widths])
     aligned = [
-        [text.ljust(widths[i]) if i < left else text.rjust(widths[i]) for i, text in enumerate(line)]
-        for line in lines
+        [text.ljust(widths[i]) if i < left else text.rjust(widths[i]) for i, text in enumerate(line)] for line in lines
     ]
     return "\n".join((" " * gap).join(line).rstrip() for line in aligned)
 

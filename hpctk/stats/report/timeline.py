@@ -26,9 +26,7 @@ class Lane:
     calls: list[dict[str, Any]] = field(default_factory=list)
 
 
-def lanes(
-    run: RunStats, first: int | None = None, last: int | None = None, slowest: int | None = None
-) -> list[Lane]:
+def lanes(run: RunStats, first: int | None = None, last: int | None = None, slowest: int | None = None) -> list[Lane]:
     """Return the lanes of the newest recording with steps, from `first` to before `last` or a few in its middle.
 
     The rank `slowest` is shown in any case.
@@ -51,9 +49,7 @@ def _ranks(recording: RecordingStats, slowest: int | None) -> list[int]:
     return sorted(chosen)
 
 
-def _window(
-    recording: RecordingStats, ranks: list[int], first: int | None, last: int | None
-) -> tuple[int, int] | None:
+def _window(recording: RecordingStats, ranks: list[int], first: int | None, last: int | None) -> tuple[int, int] | None:
     """Return the first step and the one after the last; None where nothing is there."""
     for rank in ranks:
         steps = np.zeros(0)

@@ -60,9 +60,7 @@ def check(settings: Settings) -> None:
 def _check_method(text: str) -> None:
     name = text.partition(":")[0]
     if name not in _PUBLIC:
-        raise SettingError(
-            f"method={text!r}: {hint(name, _PUBLIC)}known are {', '.join(_PUBLIC)}, and all by itself"
-        )
+        raise SettingError(f"method={text!r}: {hint(name, _PUBLIC)}known are {', '.join(_PUBLIC)}, and all by itself")
 
 
 def _check_settings(text: str, given: Iterable[str]) -> None:
@@ -138,9 +136,7 @@ def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list
         by_name(settings.compressor)
         given["compressor"] = settings.compressor
     if given and len(found) > 1:
-        raise SettingError(
-            f"{', '.join(given)}: give one method with it, settings differ from method to method"
-        )
+        raise SettingError(f"{', '.join(given)}: give one method with it, settings differ from method to method")
     return [replace(one, settings={**one.settings, **given}) for one in found]
 
 

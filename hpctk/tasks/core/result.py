@@ -51,10 +51,7 @@ def mean_curve(curves: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     Losses are means over the ranks, seconds and bytes are those of the rank that had most. Where ranks did
     different numbers of steps, the points are those that all have; where they share none, rank 0's.
     """
-    rows = [
-        {point[0]: point for point in zip(*(curve[name] for name in _COLUMNS), strict=True)}
-        for curve in curves
-    ]
+    rows = [{point[0]: point for point in zip(*(curve[name] for name in _COLUMNS), strict=True)} for curve in curves]
     shared = [step for step in rows[0] if all(step in row for row in rows)]
     if not shared:
         return {name: list(curves[0][name]) for name in _COLUMNS}

@@ -47,9 +47,7 @@ class Settings:
     time_budget_s: float | None = setting(
         None, "end after so many seconds of training, on rank 0's clock", at_least=1e-3, at_most=1e9
     )
-    checkpoint_steps: int | None = setting(
-        None, "save a checkpoint every so many steps", at_least=1, at_most=10**9
-    )
+    checkpoint_steps: int | None = setting(None, "save a checkpoint every so many steps", at_least=1, at_most=10**9)
     checkpoint_minutes: float | None = setting(
         None, "save a checkpoint every so many minutes", at_least=1e-3, at_most=1e6
     )
@@ -75,9 +73,7 @@ class RegressionSettings(Settings):
 
     updates: int = setting(500, "steps of the optimizer", **_COUNT)
     global_batch: int = setting(128, "samples of a micro-batch, split over the ranks", **_COUNT)
-    step_size: str = setting(
-        "oracle", "the best step (gradient methods only), or lr", choices=("oracle", "fixed")
-    )
+    step_size: str = setting("oracle", "the best step (gradient methods only), or lr", choices=("oracle", "fixed"))
     lr: float = setting(0.003, **{**_RATE, "meaning": "learning rate with step_size fixed"})
     momentum: float = setting(0.0, "momentum of SGD", **_SHARE)
 
@@ -133,9 +129,7 @@ def read(path: Path, kind: type[Settings]) -> dict[str, Any]:
     known = settings_of(kind)
     for name in given:
         if name not in known:
-            raise SettingError(
-                f"{path}: no setting {name!r} for {kind.task}: known are task, {', '.join(known)}"
-            )
+            raise SettingError(f"{path}: no setting {name!r} for {kind.task}: known are task, {', '.join(known)}")
     try:
         kind(**given)
     except SettingError as error:
@@ -173,9 +167,7 @@ def toml(settings: Settings, remark: str) -> str:
             lines.append(f"{name} = {_toml_value(value)}  # {about.meaning}")
     if settings.method_settings:
         lines += ["", "[method_settings]"]
-        lines += [
-            f"{_toml_value(key)} = {_toml_value(value)}" for key, value in settings.method_settings.items()
-        ]
+        lines += [f"{_toml_value(key)} = {_toml_value(value)}" for key, value in settings.method_settings.items()]
     return "\n".join(lines) + "\n"
 
 

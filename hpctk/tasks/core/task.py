@@ -84,9 +84,7 @@ class Task(ABC, Generic[S]):
         """Do one optimizer step; return the loss. Collective over the communicator, as optimizer.step is."""
         return float(optimizer.step(self.closure(optimizer, model, batch)))
 
-    def closure(
-        self, optimizer: DistributedOptimizer, model: torch.nn.Module, batch: Any
-    ) -> Callable[[], float]:
+    def closure(self, optimizer: DistributedOptimizer, model: torch.nn.Module, batch: Any) -> Callable[[], float]:
         """Return what computes the gradients of one batch, and returns its loss."""
 
         def evaluate() -> float:

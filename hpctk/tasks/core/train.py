@@ -99,12 +99,7 @@ class Job:
     """
 
     def __init__(
-        self,
-        here: World,
-        task: Task[Any],
-        recipe: Recipe,
-        folder: Path | None = None,
-        stats: Path | None = None,
+        self, here: World, task: Task[Any], recipe: Recipe, folder: Path | None = None, stats: Path | None = None
     ) -> None:
         settings, method = task.settings, recipe.make()
         task.check(here.size, method)
@@ -113,9 +108,7 @@ class Job:
         self._here, self._task = here, task
         self.model = task.model()
         base = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
-        self.optimizer = DistributedOptimizer(
-            base, method, model=self.model, schedule=settings.schedule, stats=stats
-        )
+        self.optimizer = DistributedOptimizer(base, method, model=self.model, schedule=settings.schedule, stats=stats)
         self._position = Position()
         total = task.epochs * (task.samples // task.step_samples(here.size))
         self._curve = Curve(max(1, total // POINTS))

@@ -70,9 +70,7 @@ def test_schedulers_and_clipping(world, hvd, method):
     assert train(model, opt, True) == train(*over_mpi(world, method), False)
 
 
-@pytest.mark.parametrize(
-    "method", [hpctk.SAEF(hpctk.TopK(0.3)), hpctk.LocalSGD(period=2), hpctk.Mean(hpctk.TopK(0.3))]
-)
+@pytest.mark.parametrize("method", [hpctk.SAEF(hpctk.TopK(0.3)), hpctk.LocalSGD(period=2), hpctk.Mean(hpctk.TopK(0.3))])
 def test_horovods_broadcasts_leave_the_method_alone(world, hvd, method):
     def train(broadcasts):
         model, opt, compression = stock(hvd, method, attach=True)
@@ -155,9 +153,7 @@ def test_a_bad_gradient_is_an_error_on_every_rank(world, hvd, method, attach):
     assert trajectory(world, model, opt, 2, first=3) == wanted[2:]
 
 
-@pytest.mark.parametrize(
-    "method", [hpctk.Mean(hpctk.TopK(0.3)), hpctk.AdaCons(), hpctk.SAEF(hpctk.TopK(0.3))]
-)
+@pytest.mark.parametrize("method", [hpctk.Mean(hpctk.TopK(0.3)), hpctk.AdaCons(), hpctk.SAEF(hpctk.TopK(0.3))])
 def test_bad_gradients_are_skipped_by_all(world, hvd, method):
     def train(model, opt):
         def step(t):

@@ -19,12 +19,7 @@ def shared_by(method, source):
 def test_compression(world, hvd, recipe, method):
     model, base = scaled_model()
     model, opt, compression = stock(
-        hvd,
-        METHODS[method](),
-        model=model,
-        base=base,
-        attach=True,
-        of_compression={"on_bad_gradient": "skip"},
+        hvd, METHODS[method](), model=model, base=base, attach=True, of_compression={"on_bad_gradient": "skip"}
     )
     shared = shared_by(method, compression)
     _, skipped = assert_in_step(world, model, opt, RECIPES[recipe], STEPS, shared=shared)

@@ -89,14 +89,7 @@ def test_it_is_the_stock_optimizer(hvd, name, base):
 
 @pytest.mark.parametrize("name", ["Identity", "TopK 1"])
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"op": "Sum"},
-        {"gradient_predivide_factor": 2.0},
-        {"groups": 2},
-        {"op": "Sum", "groups": 1},
-    ],
-    ids=str,
+    "settings", [{"op": "Sum"}, {"gradient_predivide_factor": 2.0}, {"groups": 2}, {"op": "Sum", "groups": 1}], ids=str
 )
 def test_what_horovod_can_be_asked_for(hvd, name, settings):
     settings = {key: getattr(hvd, value) if key == "op" else value for key, value in settings.items()}
@@ -106,9 +99,7 @@ def test_what_horovod_can_be_asked_for(hvd, name, settings):
 def test_a_sum_is_not_the_mean_times_the_ranks(hvd):
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
-    model, opt, _ = stock(
-        hvd, hpctk.Mean(), model=model, base=torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum
-    )
+    model, opt, _ = stock(hvd, hpctk.Mean(), model=model, base=torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Sum)
     # The least float32 there is: any part of it is nothing.
     least = torch.tensor([[1e-45]])
     model.weight.grad = least.clone() if hvd.rank() == 0 else torch.zeros(1, 1)
@@ -123,9 +114,7 @@ def test_groups_of_chosen_parameters(hvd):
     def optimizer(one, **settings):
         groups = [[one[2].bias, one[0].weight]]
         base = BASES["momentum"](one.parameters())
-        return hvd.DistributedOptimizer(
-            base, named_parameters=one.named_parameters(), groups=groups, **settings
-        )
+        return hvd.DistributedOptimizer(base, named_parameters=one.named_parameters(), groups=groups, **settings)
 
     def backward(one, t):
         loss(hvd, one, t).backward()

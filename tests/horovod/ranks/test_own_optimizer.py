@@ -8,12 +8,7 @@ from training import alone, assert_alike, loss_of, net, sgd, values
 
 import hpctk
 
-METHODS = [
-    hpctk.Mean(hpctk.TopK(0.3)),
-    hpctk.AdaCons(),
-    hpctk.SAEF(hpctk.TopK(0.3)),
-    hpctk.LocalSGD(period=2),
-]
+METHODS = [hpctk.Mean(hpctk.TopK(0.3)), hpctk.AdaCons(), hpctk.SAEF(hpctk.TopK(0.3)), hpctk.LocalSGD(period=2)]
 
 
 def test_clipping_between_synchronize_and_step(world, hvd):

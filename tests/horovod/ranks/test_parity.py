@@ -33,10 +33,7 @@ METHODS = {
 }
 
 #: What the stock optimizer cannot do.
-OWN_ONLY = {
-    "SASG": lambda: hpctk.SASG(density=0.3, warmup=2, max_delay=3),
-    "LSGD": lambda: hpctk.LSGD(period=2),
-}
+OWN_ONLY = {"SASG": lambda: hpctk.SASG(density=0.3, warmup=2, max_delay=3), "LSGD": lambda: hpctk.LSGD(period=2)}
 
 
 @pytest.mark.parametrize("name", METHODS)

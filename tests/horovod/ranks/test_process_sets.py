@@ -86,10 +86,7 @@ def test_two_sets_that_do_not_fit(world, hvd, few):
     model = net()
     compression = hpctk.horovod.Compression(hpctk.Mean(), model)
     opt = hvd.DistributedOptimizer(
-        sgd(model.parameters()),
-        named_parameters=model.named_parameters(),
-        compression=compression,
-        process_set=few,
+        sgd(model.parameters()), named_parameters=model.named_parameters(), compression=compression, process_set=few
     )
     with pytest.raises(HpctkError, match="give both the same process_set"):
         compression.attach(opt)

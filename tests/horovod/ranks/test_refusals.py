@@ -14,10 +14,7 @@ def test_adasum(world, hvd):
     model = net()
     compression = hpctk.horovod.Compression(hpctk.Mean(), model)
     opt = hvd.DistributedOptimizer(
-        sgd(model.parameters()),
-        named_parameters=model.named_parameters(),
-        compression=compression,
-        op=hvd.Adasum,
+        sgd(model.parameters()), named_parameters=model.named_parameters(), compression=compression, op=hvd.Adasum
     )
     with pytest.raises(SettingError, match="op=Adasum"):
         compression.attach(opt)

@@ -18,12 +18,7 @@ def exchanged(calls):
     """Return what carried gradients in steps: tensor, bytes sent and received."""
     chosen = (calls["dense_bytes"] > 0) & (calls["step"] >= 0)
     return sorted(
-        zip(
-            calls["operation"][chosen],
-            calls["sent_bytes"][chosen],
-            calls["received_bytes"][chosen],
-            strict=True,
-        )
+        zip(calls["operation"][chosen], calls["sent_bytes"][chosen], calls["received_bytes"][chosen], strict=True)
     )
 
 
@@ -38,9 +33,7 @@ def without_horovod(world, folder, method):
 
 
 @pytest.mark.parametrize(
-    "method",
-    [hpctk.Mean, lambda: hpctk.Mean(hpctk.TopK(0.3)), hpctk.AdaCons],
-    ids=["Mean", "TopK", "AdaCons"],
+    "method", [hpctk.Mean, lambda: hpctk.Mean(hpctk.TopK(0.3)), hpctk.AdaCons], ids=["Mean", "TopK", "AdaCons"]
 )
 def test_the_stock_optimizer_with_a_compression(world, hvd, mpi_tmp_path, method):
     folder = mpi_tmp_path / "stock"
@@ -64,9 +57,7 @@ def test_the_stock_optimizer_with_a_compression(world, hvd, mpi_tmp_path, method
 
 def test_a_method_that_acts_in_steps(world, hvd, mpi_tmp_path):
     folder = mpi_tmp_path / "stock"
-    model, opt, compression = stock(
-        hvd, hpctk.CELGC(1.0, 2), of_compression={"stats": folder, "schedule": "ring"}
-    )
+    model, opt, compression = stock(hvd, hpctk.CELGC(1.0, 2), of_compression={"stats": folder, "schedule": "ring"})
     for t in range(STEPS):
         opt.zero_grad()
         loss_of(model, world.rank, t).backward()
@@ -74,9 +65,7 @@ def test_a_method_that_acts_in_steps(world, hvd, mpi_tmp_path):
     compression.close_stats()
     steps = table(folder, world, "steps")
     assert steps["rounds"].tolist() == [0, 1, 0, 1]
-    assert exchanged(table(folder, world)) == without_horovod(
-        world, mpi_tmp_path / "plain", hpctk.CELGC(1.0, 2)
-    )
+    assert exchanged(table(folder, world)) == without_horovod(world, mpi_tmp_path / "plain", hpctk.CELGC(1.0, 2))
 
 
 def test_hpctk_s_own_optimizer(world, hvd, mpi_tmp_path):

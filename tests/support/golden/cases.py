@@ -245,8 +245,7 @@ MODEL_INEXACT = {"EASGD": FUSED, "CELGC": FUSED}
 def model_cases() -> list[Case]:
     """Return the methods whose parameters travel."""
     found = [
-        Case(name, method, MODEL_WAYS[name], MODEL_INEXACT.get(name, ""))
-        for name, method in MODEL_METHODS.items()
+        Case(name, method, MODEL_WAYS[name], MODEL_INEXACT.get(name, "")) for name, method in MODEL_METHODS.items()
     ]
     found += [
         Case(f"{name} float32", MODEL_METHODS[name], MPI, dtype="float32")
@@ -267,15 +266,7 @@ def model_cases() -> list[Case]:
     ]
 
 
-SCHEDULES = (
-    "rotation",
-    "recursive_doubling",
-    "halving_doubling",
-    "binomial",
-    "hierarchical",
-    "library",
-    "auto",
-)
+SCHEDULES = ("rotation", "recursive_doubling", "halving_doubling", "binomial", "hierarchical", "library", "auto")
 
 
 def schedule_cases() -> list[Case]:
@@ -285,9 +276,7 @@ def schedule_cases() -> list[Case]:
         why = LIBRARY if name in ("library", "auto") else ""
         ways = EVERY if name in ("rotation", "library", "auto") else ("mpi", "torch")
         found.append(Case(f"Mean by {name}", hpctk.Mean(), ways, why, steps=3, schedule=name))
-        found.append(
-            Case(f"Mean large by {name}", hpctk.Mean(), MPI, why, model="large", steps=2, schedule=name)
-        )
+        found.append(Case(f"Mean large by {name}", hpctk.Mean(), MPI, why, model="large", steps=2, schedule=name))
     both, averaging = hpctk.SAEF(hpctk.Sign(), hpctk.Sign()), hpctk.SAEF(hpctk.TopK(0.2), average_every=2)
     return [
         *found,
@@ -402,14 +391,7 @@ def event_cases() -> list[Case]:
         Case("MGRAWA, skipping, resumed", MODEL_METHODS["MGRAWA"], MPI, **skipping),
         Case("MGRAWA probing, resumed", probing, MPI, resumes="by all"),
         # Saved by ranks that have been silent for as long as they may.
-        Case(
-            "SASG silent, resumed",
-            hpctk.SASG(0.3, 1e9, 2, warmup=1),
-            MPI,
-            steps=6,
-            closure=True,
-            resumes="by all",
-        ),
+        Case("SASG silent, resumed", hpctk.SASG(0.3, 1e9, 2, warmup=1), MPI, steps=6, closure=True, resumes="by all"),
         Case("SASG mean, resumed by one", SASG_MEAN, MPI, closure=True, resumes="by one"),
         Case("Mean summed", hpctk.Mean(), ("compression",), stock="sum"),
         Case("Mean TopK summed", hpctk.Mean(hpctk.TopK(0.3)), ("compression",), stock="sum"),
@@ -418,9 +400,7 @@ def event_cases() -> list[Case]:
         Case("Mean under DDP's join", hpctk.Mean(), ("ddp",), uneven="more on higher ranks"),
         Case("Mean clip, resumed", hpctk.Mean(clip=0.25), ATTACHED, FUSED, falling=True, resumes="by all"),
         Case("SAEF RandomK, server QSGD, resumed", served, MPI, resumes="by all"),
-        Case(
-            "SAEF TopK Adam, resumed", hpctk.SAEF(hpctk.TopK(0.3)), MPI, FUSED, base="adam", resumes="by all"
-        ),
+        Case("SAEF TopK Adam, resumed", hpctk.SAEF(hpctk.TopK(0.3)), MPI, FUSED, base="adam", resumes="by all"),
     ]
 
 
@@ -461,9 +441,7 @@ def collective_cases() -> list[Case]:
         "allreduce bfloat16": lambda rank, t, comm: [
             hpctk.allreduce(_vector(rank, t).bfloat16(), schedule="ring", comm=comm).float()
         ],
-        "allgather": lambda rank, t, comm: [
-            hpctk.ops.allgather(_vector(rank, t), schedule="ring", comm=comm)
-        ],
+        "allgather": lambda rank, t, comm: [hpctk.ops.allgather(_vector(rank, t), schedule="ring", comm=comm)],
         "broadcast": lambda rank, t, comm: [hpctk.ops.broadcast(_vector(rank, t), comm=comm)],
         "reduce_scatter": lambda rank, t, comm: [
             hpctk.ops.reduce_scatter(_vector(rank, t), schedule="rotation", comm=comm)

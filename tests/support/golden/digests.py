@@ -45,9 +45,7 @@ class Seen:
     """What was seen of a training on one rank."""
 
     dtype: str
-    digests: dict[str, Any] = field(
-        default_factory=lambda: {part: hashlib.blake2b(digest_size=16) for part in PARTS}
-    )
+    digests: dict[str, Any] = field(default_factory=lambda: {part: hashlib.blake2b(digest_size=16) for part in PARTS})
     final: list[float] = field(default_factory=list)
 
     def take(self, part: str, thing: Any) -> None:
@@ -140,9 +138,7 @@ def difference(recorded: str, found: str, *, same_machine: bool, dtype: str) -> 
     theirs, ours = recorded.split(), found.split()
     rows = zip(PARTS, theirs, ours, strict=False)
     parts = [part for part, was, now in rows if was != now]
-    sums = [
-        (float(was), float(now)) for was, now in zip(theirs[len(PARTS) :], ours[len(PARTS) :], strict=True)
-    ]
+    sums = [(float(was), float(now)) for was, now in zip(theirs[len(PARTS) :], ours[len(PARTS) :], strict=True)]
     if not sums or same_machine:
         return ", ".join(parts)
     limit = ROUNDINGS * torch.finfo(getattr(torch, dtype)).eps

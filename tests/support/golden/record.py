@@ -29,9 +29,7 @@ from golden.ways import train
 
 def main() -> None:
     """Record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ways", nargs="+", choices=EVERY, default=list(EVERY))
     parser.add_argument("--cases", metavar="PATTERN", default="*", help="leave other cases as they are")
     parser.add_argument("--compare", action="store_true", help="write nothing")
@@ -39,9 +37,7 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     folder = comm.bcast(tempfile.mkdtemp(prefix="hpctk-golden-") if comm.rank == 0 else None)
     if {"torch", "ddp"} & set(arguments.ways):
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=comm.rank, world_size=comm.size
-        )
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=comm.rank, world_size=comm.size)
     if {"horovod", "compression"} & set(arguments.ways):
         import horovod.torch as hvd
 

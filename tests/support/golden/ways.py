@@ -194,11 +194,7 @@ def _train(way: str, case: Case, place: Place) -> Seen:
 
 
 def _job(
-    make: Callable[[Case, Model, Place], Job],
-    case: Case,
-    place: Place,
-    start: str = "start",
-    rate: float = LR,
+    make: Callable[[Case, Model, Place], Job], case: Case, place: Place, start: str = "start", rate: float = LR
 ) -> Job:
     model = PROBE.model = Model(
         place.rank,

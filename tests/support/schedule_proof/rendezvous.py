@@ -114,9 +114,7 @@ def check_round(plan: Plan, rank: int, at: int, upcoming: Round) -> None:
             problem = "itself" if peer == rank else f"rank {peer}, who does not exist"
             raise HpctkError(f"rank {rank} talks to {problem} in round {at} (size {plan.size})")
         if blocks.step != 1 or not 0 <= blocks.start < blocks.stop <= plan.blocks:
-            raise HpctkError(
-                f"rank {rank} moves {blocks} in round {at}; allowed are blocks 0 to {plan.blocks - 1}"
-            )
+            raise HpctkError(f"rank {rank} moves {blocks} in round {at}; allowed are blocks 0 to {plan.blocks - 1}")
     for recv in upcoming.recvs:
         if recv.action is Action.STORE:
             _check_store(rank, at, recv, upcoming)
@@ -127,9 +125,7 @@ def _check_store(rank: int, at: int, stored: Recv, upcoming: Round) -> None:
     for message in upcoming.messages:
         first = max(stored.blocks.start, message.blocks.start)
         if message is not stored and first < min(stored.blocks.stop, message.blocks.stop):
-            raise HpctkError(
-                f"rank {rank} stores over block {first} in round {at} while it uses it otherwise"
-            )
+            raise HpctkError(f"rank {rank} stores over block {first} in round {at} while it uses it otherwise")
 
 
 def shown(blocks: range) -> str:

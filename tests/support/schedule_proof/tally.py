@@ -113,9 +113,7 @@ def _round_seconds(row: Sequence[Load], blocks: int, nbytes: int, machine: Machi
     if not any(load.messages for load in row):
         return 0.0
     local = all(load.local for load in row)
-    segments = max(
-        sum(-(-size * nbytes // (blocks * machine.segment_bytes)) for size in load.messages) for load in row
-    )
+    segments = max(sum(-(-size * nbytes // (blocks * machine.segment_bytes)) for size in load.messages) for load in row)
     moved = max(max(load.sent, load.received) for load in row)
     exchanged, combined = max(load.exchanged for load in row), max(load.combined for load in row)
     slowed = moved + (machine.exchange_factor - 1) * exchanged

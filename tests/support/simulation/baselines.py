@@ -50,9 +50,7 @@ def mean(
         factor = 1.0 if rule is None else rule.factor(size)
         for k in range(workers.size):
             workers.step(k, out, factor)
-        trajectory.record(
-            workers.x, workers.x[0], out=out, sent=sent, residuals=residuals, norm=size, factor=factor
-        )
+        trajectory.record(workers.x, workers.x[0], out=out, sent=sent, residuals=residuals, norm=size, factor=factor)
     return trajectory
 
 

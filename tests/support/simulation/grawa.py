@@ -182,12 +182,6 @@ def simulate_asynchronous(
             if joined % workers.size == 0:
                 entries = rounds.round()
         trajectory.record(
-            workers.x,
-            workers.mean(),
-            centre=rounds.centre,
-            worker=k,
-            kind=kind,
-            own_steps=tuple(own),
-            **entries,
+            workers.x, workers.mean(), centre=rounds.centre, worker=k, kind=kind, own_steps=tuple(own), **entries
         )
     return trajectory

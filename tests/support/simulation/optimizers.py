@@ -37,9 +37,7 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    def __init__(
-        self, lr: float, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, lr: float, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> None:
         super().__init__(lr, weight_decay)
         self.momentum, self.nesterov = momentum, nesterov
 
@@ -56,11 +54,7 @@ class Adam(Optimizer):
     """Weight decay is added to the gradient."""
 
     def __init__(
-        self,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
         super().__init__(lr, weight_decay)
         self.betas, self.eps = betas, eps
@@ -81,11 +75,7 @@ class AdamW(Adam):
     """Weight decay shrinks the parameters by lr * weight_decay before the step."""
 
     def __init__(
-        self,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
     ) -> None:
         super().__init__(lr, betas, eps, weight_decay)
 

@@ -14,11 +14,7 @@ class Workers:
     """Parameters x[k] and optimizers[k]; `starts` sets x after the optimizers are made."""
 
     def __init__(
-        self,
-        problem: FixedProblem,
-        base: Base,
-        lr: Schedule | None = None,
-        starts: Sequence[Tensors] | None = None,
+        self, problem: FixedProblem, base: Base, lr: Schedule | None = None, starts: Sequence[Tensors] | None = None
     ) -> None:
         self.problem, self.lr = problem, lr
         self.size = problem.workers

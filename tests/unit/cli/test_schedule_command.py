@@ -16,15 +16,7 @@ def output(capsys, *words):
 
 def test_list_names_every_schedule(capsys):
     text = output(capsys, "list")
-    for name in (
-        "ring",
-        "rotation",
-        "recursive_doubling",
-        "halving_doubling",
-        "binomial",
-        "hierarchical",
-        "mpi",
-    ):
+    for name in ("ring", "rotation", "recursive_doubling", "halving_doubling", "binomial", "hierarchical", "mpi"):
         assert f"\n{name}" in f"\n{text}"
     assert {entry["name"] for entry in json.loads(output(capsys, "list", "--json"))} >= {"ring", "binomial"}
 

@@ -45,9 +45,7 @@ def test_factors_correct_the_price():
     assert known.best("allreduce", 4, 10**7, nodes) != "ring" or prices["ring"] <= prices["rotation"]
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "factor"), [(1, 2.0), (10**6, 2.0), (10**7, 1.5), (10**8, 1.0), (10**9, 1.0)]
-)
+@pytest.mark.parametrize(("nbytes", "factor"), [(1, 2.0), (10**6, 2.0), (10**7, 1.5), (10**8, 1.0), (10**9, 1.0)])
 def test_factors_between_and_beyond_the_measured_sizes(nbytes, factor):
     assert factor_at(((10**6, 2.0), (10**8, 1.0)), nbytes) == pytest.approx(factor)
 

@@ -78,9 +78,7 @@ def test_momentum_is_on_sorted_values_and_unsorted_by_the_inverse():
     np.testing.assert_allclose(state.sorted_momentum[0], [4 / 3, 2, 2.4], rtol=1e-7)
     # The second step brings the workers in a cyclic order, for which m[idx] and the inverse differ.
     rolled = EXAMPLE[[1, 2, 0]]
-    np.testing.assert_allclose(
-        aggregate(rolled, state, momentum=0.5), aggregate(EXAMPLE, momentum=0.0), rtol=1e-7
-    )
+    np.testing.assert_allclose(aggregate(rolled, state, momentum=0.5), aggregate(EXAMPLE, momentum=0.0), rtol=1e-7)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -110,9 +108,7 @@ def test_one_zero_worker_gets_no_weight(scale):
         assert w.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("momentum", "scale"), [(1.0, "unit"), (-0.1, "unit"), (float("nan"), "unit"), (0.9, "no")]
-)
+@pytest.mark.parametrize(("momentum", "scale"), [(1.0, "unit"), (-0.1, "unit"), (float("nan"), "unit"), (0.9, "no")])
 def test_settings_are_checked(momentum, scale):
     with pytest.raises(SettingError):
         check(momentum, scale)

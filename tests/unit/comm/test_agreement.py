@@ -192,9 +192,7 @@ def test_run_on_root(root):
 
 
 @pytest.mark.parametrize(
-    "result",
-    [{1, 2}, b"bytes", object(), {("a", "b"): 1}],
-    ids=["a set", "bytes", "an object", "a key of two"],
+    "result", [{1, 2}, b"bytes", object(), {("a", "b"): 1}], ids=["a set", "bytes", "an object", "a key of two"]
 )
 def test_run_on_root_refuses_what_json_cannot_say(result):
     outcomes = on_ranks(3, lambda rank: rank.run_on_root("reading", lambda: result))
@@ -247,7 +245,4 @@ def test_a_wrong_argument_is_the_same_kind_of_error_on_all_ranks(kind):
             if rank.rank == 1:
                 raise kind("lr=-1: need a positive number")
 
-    assert (
-        the_same_error(on_ranks(2, share), kind)
-        == "making it failed on rank 1: lr=-1: need a positive number"
-    )
+    assert the_same_error(on_ranks(2, share), kind) == "making it failed on rank 1: lr=-1: need a positive number"

@@ -165,9 +165,7 @@ def listed(tensor):
     return [tensor[index].item() for index in np.ndindex(*tensor.shape)]
 
 
-@pytest.mark.parametrize(
-    "view", [*TORCH_VIEWS.values(), *NUMPY_VIEWS.values()], ids=[*TORCH_VIEWS, *NUMPY_VIEWS]
-)
+@pytest.mark.parametrize("view", [*TORCH_VIEWS.values(), *NUMPY_VIEWS.values()], ids=[*TORCH_VIEWS, *NUMPY_VIEWS])
 def test_flat_means_c_order(view):
     flat = buffers.flatten(view)
     assert flat.ndim == 1
@@ -259,9 +257,7 @@ def test_where_results_cannot_be_written():
         buffers.writable(torch.zeros(1, 3).expand(2, 3))
 
 
-@pytest.mark.parametrize(
-    "view", [*TORCH_VIEWS.values(), *NUMPY_VIEWS.values()], ids=[*TORCH_VIEWS, *NUMPY_VIEWS]
-)
+@pytest.mark.parametrize("view", [*TORCH_VIEWS.values(), *NUMPY_VIEWS.values()], ids=[*TORCH_VIEWS, *NUMPY_VIEWS])
 def test_where_results_can_be_written(view):
     buffers.writable(view)
 

@@ -55,13 +55,7 @@ def test_defaults_of_statistics_are_those_of_their_settings():
 
 
 def test_misspelt_variables_are_found():
-    environ = {
-        "HPCTK_TIMEOUTS": "5",
-        "HPCTK_TIMEOUT_S": "5",
-        "HPCTK_A": "",
-        "MY_HPCTK_B": "1",
-        "hpctk_c": "1",
-    }
+    environ = {"HPCTK_TIMEOUTS": "5", "HPCTK_TIMEOUT_S": "5", "HPCTK_A": "", "MY_HPCTK_B": "1", "hpctk_c": "1"}
     assert environment.unknown_variables(environ) == ["HPCTK_A", "HPCTK_TIMEOUTS"]
 
 

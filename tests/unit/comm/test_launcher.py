@@ -64,13 +64,7 @@ def test_several_tasks_per_node_are_no_daemons():
 
 def test_only_the_launchers_own_variables_are_shown():
     shown = {"OMPI_COMM_WORLD_RANK": "0", "PMI_RANK": "0", "PMIX_RANK": "0", "SLURM_JOB_ID": "5"}
-    hidden = {
-        "OMPI_MCA_secret": "x",
-        "SLURM_JWT": "x",
-        "PMIX_SECURITY_MODE": "x",
-        "HOME": "x",
-        "SLURM_JOB_NAME": "x",
-    }
+    hidden = {"OMPI_MCA_secret": "x", "SLURM_JWT": "x", "PMIX_SECURITY_MODE": "x", "HOME": "x", "SLURM_JOB_NAME": "x"}
     assert launcher.variables({**hidden, **shown}) == shown
 
 

@@ -126,10 +126,7 @@ def test_what_is_not_finite_is_refused_by_name_and_index(key, dtype, bad):
     tensor[2, 31], tensor[3, 5] = bad, bad
     before = bits(residual)
     compressor = MAKERS[key]()
-    for refused in (
-        lambda: compressor.compress(tensor, "fc.w"),
-        lambda: compressor.feed(tensor, residual, "fc.w"),
-    ):
+    for refused in (lambda: compressor.compress(tensor, "fc.w"), lambda: compressor.feed(tensor, residual, "fc.w")):
         with pytest.raises(TensorError, match=r"'fc\.w': element 171 of 280 "):
             refused()
     assert bits(residual) == before
@@ -183,11 +180,7 @@ def test_feeding_again_and_again_sends_everything(key):
     """The sum of all that was sent is the sum of all that was given, but for the residual."""
     generator = torch.Generator().manual_seed(1)
     compressor, kept = MAKERS[key](), Residuals()
-    shape, given_sum, sent = (
-        (8, 30),
-        torch.zeros(8, 30, dtype=torch.float64),
-        torch.zeros(8, 30, dtype=torch.float64),
-    )
+    shape, given_sum, sent = ((8, 30), torch.zeros(8, 30, dtype=torch.float64), torch.zeros(8, 30, dtype=torch.float64))
     for _ in range(20):
         tensor = torch.randn(shape, generator=generator, dtype=torch.float64)
         given_sum += tensor

@@ -39,11 +39,7 @@ print(json.dumps(extra))
 def test_feeding_takes_at_most_one_copy_more():
     texts = ["topk:0.01", "topk:0.1", "sign", "half", "randomk:0.01", "qsgd", "identity"]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *texts],
-        capture_output=True,
-        text=True,
-        env=clean_environment(),
-        timeout=100,
+        [sys.executable, "-c", PROGRAM, *texts], capture_output=True, text=True, env=clean_environment(), timeout=100
     )
     if "clear_refs" in done.stderr or "malloc_trim" in done.stderr:
         pytest.skip("this system does not let a process reset its peak of memory")

@@ -89,9 +89,7 @@ def test_what_all_send_and_what_all_keep_add_up_to_the_mean(size, dtype):
             tolerance = 8 * torch.finfo(dtype).eps
             mean = sum(given[name].double() for given in before) / size
             kept = sum(given[name].double() for given in left) / size
-            torch.testing.assert_close(
-                results[0][name].double() + kept, mean, rtol=tolerance, atol=4 * tolerance
-            )
+            torch.testing.assert_close(results[0][name].double() + kept, mean, rtol=tolerance, atol=4 * tolerance)
             for result in results:
                 assert bits(result[name]) == bits(results[0][name])
                 assert result[name].dtype == dtype
@@ -154,9 +152,7 @@ def test_without_matrices_one_all_reduce_is_enough():
     assert ranks.sizes == [3]
     assert results[0]["b"].tolist() == [0.5] * 3
     assert PowerSGD().aggregate({}, lambda flat: pytest.fail("nothing to send")) == {}
-    assert PowerSGD().aggregate({"e": torch.zeros(0)}, lambda flat: pytest.fail("nothing to send"))[
-        "e"
-    ].shape == (0,)
+    assert PowerSGD().aggregate({"e": torch.zeros(0)}, lambda flat: pytest.fail("nothing to send"))["e"].shape == (0,)
 
 
 def test_steps_find_the_leading_directions():

@@ -117,14 +117,7 @@ def test_by_name(text, shown):
 def test_unknown_names_are_refused_with_what_is_known(text):
     with pytest.raises(SettingError) as caught:
         by_name(text)
-    for form in (
-        "identity",
-        "half[:float16|bfloat16]",
-        "topk:DENSITY",
-        "qsgd[:BITS]",
-        "powersgd[:RANK]",
-        "sign",
-    ):
+    for form in ("identity", "half[:float16|bfloat16]", "topk:DENSITY", "qsgd[:BITS]", "powersgd[:RANK]", "sign"):
         assert form in str(caught.value)
 
 
@@ -257,9 +250,7 @@ def test_random_k_counts_calls_that_raise():
     assert good.compress(torch.ones(8), "w").stamp == bad.compress(torch.ones(8), "w").stamp
 
 
-@pytest.mark.parametrize(
-    ("k", "n"), [(0, 0), (1, 1), (3, 10), (5, 10), (6, 10), (10, 10), (2, 1000), (900, 1000)]
-)
+@pytest.mark.parametrize(("k", "n"), [(0, 0), (1, 1), (3, 10), (5, 10), (6, 10), (10, 10), (2, 1000), (900, 1000)])
 def test_subsets_are_uniform(k, n):
     counts = np.zeros(n)
     rounds = 1500
@@ -311,11 +302,7 @@ def test_qsgd_draws_anew_by_rank_call_and_name():
         compressor.set_rank(rank)
         seated.append(compressor)
     tensor = normal(1000)
-    packets = [
-        seated[0].compress(tensor, "w"),
-        seated[0].compress(tensor, "w"),
-        seated[0].compress(tensor, "v"),
-    ]
+    packets = [seated[0].compress(tensor, "w"), seated[0].compress(tensor, "w"), seated[0].compress(tensor, "v")]
     packets.append(seated[1].compress(tensor, "w"))
     assert len({bits(packet.data) for packet in packets}) == 4
 
@@ -339,9 +326,7 @@ def test_a_restarted_compressor_goes_on_where_it_was(key):
     second.load_state_dict(first.state_dict())
     assert str(second.state_dict()) == str(first.state_dict())
     for name in ("a", "b", "c"):
-        assert bits(first.compress(normal(20, 30), name).data) == bits(
-            second.compress(normal(20, 30), name).data
-        )
+        assert bits(first.compress(normal(20, 30), name).data) == bits(second.compress(normal(20, 30), name).data)
 
 
 def test_draws_are_counted_by_name():
@@ -351,9 +336,7 @@ def test_draws_are_counted_by_name():
         assert compressor.state_dict() == {"a": {"draws": 2}, "b": {"draws": 1}}
 
 
-@pytest.mark.parametrize(
-    "entry", [{}, {"draw": 1}, {"draws": 1, "more": 1}, {"draws": -1}, {"draws": 0.5}], ids=str
-)
+@pytest.mark.parametrize("entry", [{}, {"draw": 1}, {"draws": 1, "more": 1}, {"draws": -1}, {"draws": 0.5}], ids=str)
 def test_wrong_states_are_refused(entry):
     for compressor in (RandomK(0.5), QSGD()):
         with pytest.raises(HpctkError, match="'w'"):
@@ -411,9 +394,7 @@ def test_a_device_writes_the_same_bytes(key, dtype):
         tensor = normal(*shape, dtype=dtype)
         packet, other = here.compress(tensor), there.compress(fake_cuda(tensor.clone()))
         assert bits(packet.data) == bits(other.data.as_subclass(torch.Tensor))
-        decoded = there.decompress(
-            compressors.Packet(fake_cuda(packet.data), packet.shape, dtype, packet.stamp)
-        )
+        decoded = there.decompress(compressors.Packet(fake_cuda(packet.data), packet.shape, dtype, packet.stamp))
         assert torch.equal(decoded.as_subclass(torch.Tensor), here.decompress(packet))
         residual, left = torch.ones(shape, dtype=dtype), torch.ones(shape, dtype=dtype)
         packet = here.feed(tensor, residual)

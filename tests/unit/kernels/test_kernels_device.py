@@ -70,9 +70,7 @@ def test_signs(array, scale):
     assert packed.dtype == torch.uint8
     assert same(packed, bits.pack_signs(array))
     dtype = torch.float32 if array.dtype == np.float32 else torch.float64
-    assert same(
-        device.unpack_signs(packed, n, scale, dtype), bits.unpack_signs(packed.numpy(), n, scale, array.dtype)
-    )
+    assert same(device.unpack_signs(packed, n, scale, dtype), bits.unpack_signs(packed.numpy(), n, scale, array.dtype))
     here, there = np.full(n, 0.3, array.dtype), torch.full((n,), 0.3, dtype=dtype)
     bits.add_signs(packed.numpy(), n, scale, here)
     device.add_signs(packed, n, scale, there)

@@ -70,9 +70,7 @@ def test_the_size_is_near_the_limit_of_information(density):
 @given(st.integers(1, 40), st.data())
 def test_bytes_that_nobody_wrote_are_refused(n, data):
     k = data.draw(st.integers(0, n))
-    noise = np.frombuffer(
-        data.draw(st.binary(min_size=packed_bytes(k, n), max_size=packed_bytes(k, n))), np.uint8
-    )
+    noise = np.frombuffer(data.draw(st.binary(min_size=packed_bytes(k, n), max_size=packed_bytes(k, n))), np.uint8)
     try:
         indices = unpack_indices(noise, k, n)
     except ValueError:

@@ -28,8 +28,7 @@ def test_a_merge_is_the_sum(a, b, dtype, index):
     kind = np.dtype(dtype).type
     with np.errstate(over="ignore"):
         expected = {
-            i: kind(a[i]) + kind(b[i]) if i in a and i in b else a.get(i, b.get(i))
-            for i in a.keys() | b.keys()
+            i: kind(a[i]) + kind(b[i]) if i in a and i in b else a.get(i, b.get(i)) for i in a.keys() | b.keys()
         }
     indices, values = merge(*lists(a, dtype, index), *lists(b, dtype, index))
     assert same_bits(indices, lists(expected, dtype, index)[0])

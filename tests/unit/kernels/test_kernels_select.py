@@ -59,9 +59,7 @@ KINDS = {
     "largest at the end": lambda rng, n: normal(rng, n) * np.where(np.arange(n) < 0.9 * n, 1, 1e6),
     "period of seven": lambda rng, n: normal(rng, n) * np.where(np.arange(n) % 7, 1e-3, 1),
 }
-cases = st.tuples(
-    st.sampled_from(sorted(KINDS)), st.integers(0, 3000), st.floats(0, 1.1), st.integers(0, 2**32 - 1)
-)
+cases = st.tuples(st.sampled_from(sorted(KINDS)), st.integers(0, 3000), st.floats(0, 1.1), st.integers(0, 2**32 - 1))
 
 
 def drawn(case, dtype):
@@ -143,9 +141,7 @@ def test_the_first_bad_element_is_the_first_inf_or_nan(name):
     for value in (np.inf, -np.inf, np.nan):
         assert first_not_finite(np.array([1, np.finfo(name).max, value, value], name), None) == 2
     assert first_not_finite(np.array([np.finfo(name).max, -0.0], name), None) == -1
-    assert (
-        first_not_finite(np.full(2, np.finfo(name).max, name), np.array([0, np.finfo(name).max], name)) == 1
-    )
+    assert first_not_finite(np.full(2, np.finfo(name).max, name), np.array([0, np.finfo(name).max], name)) == 1
     assert first_not_finite(np.empty(0, name), None) == -1
 
 
@@ -286,9 +282,7 @@ def test_all_candidates_in_one_thread(ways):
     assert [name for name, _ in ways] == ["_collect", "_among"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "part"), [("normal", 0.15), ("equal", 1.0), ("zero", 1.0), ("ascending", 0.15)]
-)
+@pytest.mark.parametrize(("kind", "part"), [("normal", 0.15), ("equal", 1.0), ("zero", 1.0), ("ascending", 0.15)])
 def test_memory(kind, part):
     n = 1_000_000
     residual = KINDS[kind](np.random.default_rng(0), n).astype(np.float32)

@@ -33,9 +33,7 @@ def test_squared_distance(dtype, n):
     assert updates.squared_distance(a, b, threads=3) == pytest.approx(
         float(np.square(a - b, dtype=np.float64).sum()), rel=1e-12
     )
-    assert updates.squared_distance(a, None) == pytest.approx(
-        float(np.square(a, dtype=np.float64).sum()), rel=1e-12
-    )
+    assert updates.squared_distance(a, None) == pytest.approx(float(np.square(a, dtype=np.float64).sum()), rel=1e-12)
     assert updates.squared_distance(a, a) == 0
 
 

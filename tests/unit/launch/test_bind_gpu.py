@@ -16,8 +16,7 @@ def bind(tmp_path):
     def run(gpus, *words, **environ):
         if gpus is not None:
             lines = "".join(
-                f"GPU {i}: NVIDIA H100 (UUID: GPU-{i})\n  MIG 1g.10gb Device 0: (UUID: MIG-{i})\n"
-                for i in range(gpus)
+                f"GPU {i}: NVIDIA H100 (UUID: GPU-{i})\n  MIG 1g.10gb Device 0: (UUID: MIG-{i})\n" for i in range(gpus)
             )
             fake = tmp_path / "nvidia-smi"
             fake.write_text(f'#!/bin/sh\ntest "$1" = -L || exit 9\ncat <<E\n{lines}E\n')
@@ -25,12 +24,8 @@ def bind(tmp_path):
         for program in ("bash", "env", "grep", "hostname", "sh", "cat", "printenv"):
             target = tmp_path / program
             if not target.exists():
-                target.symlink_to(
-                    next(p for p in (Path("/bin") / program, Path("/usr/bin") / program) if p.exists())
-                )
-        env = {
-            k: v for k, v in clean_environment().items() if k not in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")
-        }
+                target.symlink_to(next(p for p in (Path("/bin") / program, Path("/usr/bin") / program) if p.exists()))
+        env = {k: v for k, v in clean_environment().items() if k not in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK")}
         env |= {"PATH": str(tmp_path), **environ}
         command = [ROOT / "launch" / "bind-gpu", *(words or ("sh", "-c", SHOW, "x", "a b"))]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)

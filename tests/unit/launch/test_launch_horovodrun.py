@@ -43,8 +43,7 @@ def test_nothing_is_added_where_nothing_is_started(typed):
 
 
 @pytest.mark.parametrize(
-    "typed",
-    ["--gloo -np 2 ./p", "-np 2 --min-np 1 ./p", "-np 2 --host-discovery-script find ./p", "--gloo"],
+    "typed", ["--gloo -np 2 ./p", "-np 2 --min-np 1 ./p", "-np 2 --host-discovery-script find ./p", "--gloo"]
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_gloo_is_refused(kind, typed):
@@ -80,19 +79,14 @@ def test_intel_pins_by_the_environment():
         ("mpirun (Open MPI) 10.0.0rc1\n", "openmpi5"),
         ("prterun (PRRTE) 3.0.7\n", "openmpi5"),
         ("HYDRA build details:\n    Version:                                 5.0.2\n", "mpich"),
-        (
-            "Intel(R) MPI Library for Linux* OS, Version 2021.12 Build 20240213\nCopyright 2003-2024, Intel\n",
-            "intel",
-        ),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.12 Build 20240213\nCopyright 2003-2024, Intel\n", "intel"),
     ],
 )
 def test_which_mpi_it_is(version, kind):
     assert kind_of(version) == kind
 
 
-@pytest.mark.parametrize(
-    ("version", "told"), [("", "nothing"), ("mpirun (IBM Spectrum MPI) 10.4\nx", "IBM Spectrum")]
-)
+@pytest.mark.parametrize(("version", "told"), [("", "nothing"), ("mpirun (IBM Spectrum MPI) 10.4\nx", "IBM Spectrum")])
 def test_an_unknown_mpi(version, told):
     with pytest.raises(SettingError, match=told) as error:
         kind_of(version)

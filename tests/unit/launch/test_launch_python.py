@@ -13,16 +13,10 @@ from hpctk.launch.python_program import through_mpi4py
         ("python train.py --epochs 3", "python -m mpi4py train.py --epochs 3"),
         ("python3 train.py", "python3 -m mpi4py train.py"),
         ("/v/bin/python3.11 train.py", "/v/bin/python3.11 -m mpi4py train.py"),
-        (
-            "python -u -X faulthandler -W error train.py",
-            "python -u -X faulthandler -W error -m mpi4py train.py",
-        ),
+        ("python -u -X faulthandler -W error train.py", "python -u -X faulthandler -W error -m mpi4py train.py"),
         ("python -uBWerror train.py", "python -uBWerror -m mpi4py train.py"),
         ("python -OXdev train.py -c 1", "python -OXdev -m mpi4py train.py -c 1"),
-        (
-            "python --check-hash-based-pycs always a.py",
-            "python --check-hash-based-pycs always -m mpi4py a.py",
-        ),
+        ("python --check-hash-based-pycs always a.py", "python --check-hash-based-pycs always -m mpi4py a.py"),
         ("python -m mypackage.train -m x", "python -m mpi4py -m mypackage.train -m x"),
         ("python -mmypackage x", "python -m mpi4py -mmypackage x"),
         ("python -um mypackage x", "python -u -m mpi4py -m mypackage x"),

@@ -50,17 +50,13 @@ def swap(peer: int, action: Action = Action.COMBINE) -> Round:
 
 
 def test_lost_message() -> None:
-    with pytest.raises(
-        HpctkError, match=r"lost message: rank 0 waits in round 0 to send block 0 to rank 1; but"
-    ):
+    with pytest.raises(HpctkError, match=r"lost message: rank 0 waits in round 0 to send block 0 to rank 1; but"):
         check(made([[send(1)], []]))
 
 
 def test_receive_without_send() -> None:
     plan = altered(build("binomial", "broadcast", 4), 2, 1, lambda step: Round())
-    with pytest.raises(
-        HpctkError, match="lost message: rank 3 waits in round 1 to receive block 0 from rank 2"
-    ):
+    with pytest.raises(HpctkError, match="lost message: rank 3 waits in round 1 to receive block 0 from rank 2"):
         check(plan)
 
 
@@ -87,9 +83,7 @@ def test_sends_that_need_a_buffer() -> None:
 
 
 def test_doubled_contribution() -> None:
-    with pytest.raises(
-        HpctkError, match="rank 1, block 0, from rank 0: the contribution of rank 0 is added twice"
-    ):
+    with pytest.raises(HpctkError, match="rank 1, block 0, from rank 0: the contribution of rank 0 is added twice"):
         check(made([[send(1), send(1)], [recv(0), recv(0)]]))
 
 
@@ -114,18 +108,14 @@ def test_store_instead_of_combine() -> None:
 def test_different_orders_of_addition() -> None:
     """Each of three ranks adds the others' values to its own: complete sums, but different bits."""
     spread = [Round(tuple(Send(peer, ONE) for peer in range(3) if peer != rank)) for rank in range(3)]
-    gathered = [
-        tuple(Recv(peer, ONE, Action.COMBINE) for peer in range(3) if peer != rank) for rank in range(3)
-    ]
+    gathered = [tuple(Recv(peer, ONE, Action.COMBINE) for peer in range(3) if peer != rank) for rank in range(3)]
     plan = made([[replace(step, recvs=recvs)] for step, recvs in zip(spread, gathered, strict=True)])
     with pytest.raises(HpctkError, match="ranks 0 and 2 add up block 0 in different orders"):
         check(plan)
 
 
 def test_wrong_blocks() -> None:
-    with pytest.raises(
-        HpctkError, match="rank 0 sends block 1 in round 0, but rank 1 receives block 0 from it"
-    ):
+    with pytest.raises(HpctkError, match="rank 0 sends block 1 in round 0, but rank 1 receives block 0 from it"):
         check(made([[send(1, range(1, 2))], [recv(0)]], blocks=2))
 
 
@@ -175,9 +165,7 @@ def test_owners() -> None:
 
 
 def test_kept_parts_of_a_block_that_is_not_owned() -> None:
-    plan = replace(
-        rotation.reduce_scatter(3, keep=True), owns=lambda rank: range((rank + 1) % 3, (rank + 1) % 3 + 1)
-    )
+    plan = replace(rotation.reduce_scatter(3, keep=True), owns=lambda rank: range((rank + 1) % 3, (rank + 1) % 3 + 1))
     with pytest.raises(HpctkError, match="keeps parts of block 0, which it does not own"):
         check(plan)
 
@@ -190,25 +178,12 @@ def test_kept_parts_must_come_from_every_other_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "rounds",
-        "messages",
-        "sent",
-        "received",
-        "combined",
-        "total_sent",
-        "kept",
-        "network_sent",
-        "local_sent",
-    ],
+    "name", ["rounds", "messages", "sent", "received", "combined", "total_sent", "kept", "network_sent", "local_sent"]
 )
 def test_wrong_volume(name: str) -> None:
     plan = build("ring", "allreduce", 4)
     stated = getattr(plan.volume, name) + 1
-    with pytest.raises(
-        HpctkError, match=rf"volume\.{name} is stated as {stated}, but counted as {stated - 1}"
-    ):
+    with pytest.raises(HpctkError, match=rf"volume\.{name} is stated as {stated}, but counted as {stated - 1}"):
         check(replace(plan, volume=replace(plan.volume, **{name: stated})))
 
 

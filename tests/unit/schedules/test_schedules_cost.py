@@ -63,9 +63,7 @@ def test_closed_form_at_the_edges_of_segments(nbytes: int) -> None:
         for size in (1, 2, 3, 12, 16):
             plan = build(name, kind, size)
             machine = Machine(segment_bytes=1000)
-            assert price(plan, nbytes, machine) == pytest.approx(
-                replay_seconds(plan, nbytes, machine), rel=1e-9
-            )
+            assert price(plan, nbytes, machine) == pytest.approx(replay_seconds(plan, nbytes, machine), rel=1e-9)
 
 
 def test_alone_everything_is_free() -> None:

@@ -29,10 +29,7 @@ def test_a_range_of_blocks_has_the_bounds_of_its_ends(n: int, blocks: int, data:
     first = data.draw(st.integers(0, blocks - 1))
     stop = data.draw(st.integers(first + 1, blocks))
     whole = bounds(n, blocks, range(first, stop))
-    assert whole == (
-        bounds(n, blocks, range(first, first + 1))[0],
-        bounds(n, blocks, range(stop - 1, stop))[1],
-    )
+    assert whole == (bounds(n, blocks, range(first, first + 1))[0], bounds(n, blocks, range(stop - 1, stop))[1])
     assert 0 <= whole[0] <= whole[1] <= n
 
 
@@ -70,10 +67,7 @@ def test_a_root_outside_the_group_is_named() -> None:
 
 def test_mirrored_turns_messages_round() -> None:
     steps = [Round(sends=(Send(1, range(2)),)), Round(recvs=(Recv(2, range(1), Action.COMBINE),))]
-    assert list(mirrored(steps)) == [
-        Round(sends=(Send(2, range(1)),)),
-        Round(recvs=(Recv(1, range(2), Action.STORE),)),
-    ]
+    assert list(mirrored(steps)) == [Round(sends=(Send(2, range(1)),)), Round(recvs=(Recv(1, range(2), Action.STORE),))]
 
 
 def test_merged_drops_empty_phases_and_joins_equal_ones() -> None:

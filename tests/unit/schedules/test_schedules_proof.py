@@ -121,15 +121,12 @@ def test_numbers_are_the_same_to_the_last_bit(size: int) -> None:
     for name in names("allreduce", with_nodes=True):
         plan = build(name, "allreduce", size, nodes=in_order(size, 3))
         inputs = [
-            [random.uniform(-1, 1) * 10 ** random.randint(-6, 6) for _ in range(plan.blocks)]
-            for _ in range(size)
+            [random.uniform(-1, 1) * 10 ** random.randint(-6, 6) for _ in range(plan.blocks)] for _ in range(size)
         ]
         results = summed(plan, inputs)
         assert all(row == results[0] for row in results)
         scale = max(abs(value) for row in inputs for value in row)
-        assert results[0] == pytest.approx(
-            [fsum(column) for column in zip(*inputs, strict=True)], abs=1e-12 * scale
-        )
+        assert results[0] == pytest.approx([fsum(column) for column in zip(*inputs, strict=True)], abs=1e-12 * scale)
 
 
 @pytest.mark.parametrize("size", range(2, 65))

@@ -20,17 +20,7 @@ from hpctk.errors import SettingError
 from hpctk.slurm.options import KINDS, Options, from_layers, known, read_site, seconds
 from hpctk.slurm.render import render, sbatch_quoted, shell_quoted, template
 
-NASTY = [
-    "x; rm -rf ~",
-    "$(touch owned)",
-    "`touch owned`",
-    "it's",
-    'say "hi"',
-    "back\\slash",
-    "a # b",
-    "-n",
-    "ä",
-]
+NASTY = ["x; rm -rf ~", "$(touch owned)", "`touch owned`", "it's", 'say "hi"', "back\\slash", "a # b", "-n", "ä"]
 
 # pytest-mpi takes a test whose name is "mpi" for one that needs MPI, and skips it.
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind}.sbatch")
@@ -50,9 +40,7 @@ def hpctk(*words, **environ):
 
 
 def bash(text, **environ):
-    return subprocess.run(
-        ["bash", "-c", text], capture_output=True, text=True, env=clean_environment(**environ)
-    )
+    return subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=clean_environment(**environ))
 
 
 @every_kind
@@ -93,10 +81,7 @@ def test_what_happens_at_the_time_limit_is_the_same_in_all():
         text = re.sub(r"^    # Until they listen.*\n.*sleep 10 .*\n", "", text, flags=re.M)
         # torchrun's status says nothing, so there its processes leave a note.
         return re.sub(
-            r'^if \[ "\$rc" -ne 0 \] && \[ -e "\$saved".*?\nfi\nrm -f "\$saved"\n',
-            "",
-            text,
-            flags=re.M | re.S,
+            r'^if \[ "\$rc" -ne 0 \] && \[ -e "\$saved".*?\nfi\nrm -f "\$saved"\n', "", text, flags=re.M | re.S
         )
 
     assert len({end(kind) for kind in KINDS}) == 1
@@ -108,9 +93,7 @@ def test_values_are_harmless_to_the_shell(tmp_path, name):
     # A table's lines may hold no quotes; what else they hold is as harmless.
     text += render(Options("array", table=(re.sub(r"""['"\\]""", "", name),), run=name))
     # With everything it calls replaced: only what the values themselves do is left.
-    calls = (
-        "module() { :; }; source() { :; }; mkdir() { :; }; srun() { :; }; scontrol() { :; }; exit() { :; }; "
-    )
+    calls = "module() { :; }; source() { :; }; mkdir() { :; }; srun() { :; }; scontrol() { :; }; exit() { :; }; "
     done = subprocess.run(
         ["bash", "-c", calls + text], cwd=tmp_path, capture_output=True, text=True,
         env=clean_environment(SLURM_JOB_NAME=name, SLURM_JOB_ID="1", SLURM_JOB_NODELIST="n1", SLURM_ARRAY_TASK_ID="0"),
@@ -258,10 +241,7 @@ def test_torchrun_starts_programs_as_they_are():
         ({"sbatch": ("--open-mode=truncate",)}, "the template needs its own"),
         ({"sbatch": ("exclusive",)}, "need --OPTION"),
         ({"sbatch": ("--x=1\n2",)}, "printable"),
-        (
-            {"gpus_per_node": 2},
-            "mpi has no such option, only gpu, ddp, horovod have; mpi knows job_name, nodes",
-        ),
+        ({"gpus_per_node": 2}, "mpi has no such option, only gpu, ddp, horovod have; mpi knows job_name, nodes"),
         ({"table": ("--seed 1",)}, "only array has"),
         ({"kind": "array", "command": ("hpctk",)}, "a sweep needs its lines"),
         ({"kind": "array", "table": ('--name "a b"',)}, "neither quotes nor a backslash"),
@@ -300,9 +280,7 @@ def test_time_limits(text, expected):
 
 def test_defaults_of_a_site(tmp_path):
     file = tmp_path / "site.toml"
-    file.write_text(
-        'partition = "batch"\nmpi = "pmi2"\nmodules = ["gcc"]\n[gpu]\npartition = "a100"\nnodes = 4\n'
-    )
+    file.write_text('partition = "batch"\nmpi = "pmi2"\nmodules = ["gcc"]\n[gpu]\npartition = "a100"\nnodes = 4\n')
     assert read_site(file, "mpi") == {"partition": "batch", "mpi": "pmi2", "modules": ["gcc"]}
     # mpirun has no srun to tell about MPI.
     assert read_site(file, "mpirun") == {"partition": "batch", "modules": ["gcc"]}
@@ -378,18 +356,9 @@ def test_submit_to_a_slurm_that_is_gone_says_so_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("script", "complaint"),
     [
-        (
-            "echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1",
-            "finds no configuration",
-        ),
-        (
-            "echo 'sbatch: error: Batch job submission failed: No' >&2; exit 1",
-            "does not take this job: Batch job",
-        ),
-        (
-            "test $1 = --test-only || { echo 'sbatch: error: full' >&2; exit 1; }",
-            "sbatch failed: full. The script is",
-        ),
+        ("echo 'sbatch: fatal: Could not establish a configuration source' >&2; exit 1", "finds no configuration"),
+        ("echo 'sbatch: error: Batch job submission failed: No' >&2; exit 1", "does not take this job: Batch job"),
+        ("test $1 = --test-only || { echo 'sbatch: error: full' >&2; exit 1; }", "sbatch failed: full. The script is"),
         ("exit 3", "it does not say why"),
     ],
     ids=["no configuration", "refused", "refused later", "silent"],
@@ -398,9 +367,7 @@ def test_what_sbatch_says_is_passed_on(tmp_path, script, complaint):
     fake = tmp_path / "sbatch"
     fake.write_text(f"#!/bin/sh\n{script}\n")
     fake.chmod(0o755)
-    done = hpctk(
-        "submit", "mpi", "--run", str(tmp_path / "run"), PATH=f"{tmp_path}:/usr/bin:/bin", SLURM_CONF=""
-    )
+    done = hpctk("submit", "mpi", "--run", str(tmp_path / "run"), PATH=f"{tmp_path}:/usr/bin:/bin", SLURM_CONF="")
     assert done.returncode == 2
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr

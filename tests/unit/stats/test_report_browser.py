@@ -16,10 +16,7 @@ from hpctk.stats.report.page import page
 from hpctk.stats.report.timeline import lanes
 
 BROWSER = next(
-    filter(
-        None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))
-    ),
-    None,
+    filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"))), None
 )
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason="not installed: Chromium (apt-get install chromium-headless-shell)"
@@ -78,9 +75,7 @@ def made(stats):
 
 
 def side_by_side():
-    documents = [
-        document(account(run(size, density=d, steps=40))) for size, d in ((2, 1.0), (4, 0.01), (8, 0.2))
-    ]
+    documents = [document(account(run(size, density=d, steps=40))) for size, d in ((2, 1.0), (4, 0.01), (8, 0.2))]
     for i, one in enumerate(documents):
         one["run"] = f"runs/with-a-rather-long-name-{i}"
     return compare.page(compare.comparison(documents), documents)

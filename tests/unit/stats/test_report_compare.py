@@ -41,9 +41,7 @@ def test_losses_are_compared_where_the_shorter_run_ended():
 
 
 def test_text_shows_all_runs_within_80_columns():
-    many = documents(
-        *[run(2, steps=2) for _ in range(7)], names=[f"runs/{'long' * i}/x{i}" for i in range(7)]
-    )
+    many = documents(*[run(2, steps=2) for _ in range(7)], names=[f"runs/{'long' * i}/x{i}" for i in range(7)])
     lines = text(comparison(many)).splitlines()
     assert max(map(len, lines)) <= 80
     for i in range(7):
@@ -52,9 +50,7 @@ def test_text_shows_all_runs_within_80_columns():
 
 def test_names_are_as_short_as_tells_them_apart():
     runs = [run(1, steps=2) for _ in range(2)]
-    told = [
-        one["name"] for one in comparison(documents(*runs, names=["a/mean/stats", "b/mean/stats"]))["runs"]
-    ]
+    told = [one["name"] for one in comparison(documents(*runs, names=["a/mean/stats", "b/mean/stats"]))["runs"]]
     assert told == ["a/mean", "b/mean"]
     told = [one["name"] for one in comparison(documents(*runs, names=["a/stats", "a/stats"]))["runs"]]
     assert told == ["a/stats (1)", "a/stats (2)"]

@@ -53,9 +53,7 @@ def test_calls_that_only_the_library_counts_are_in_no_ratio():
     assert shown["compression"]["dense_wire"] == pytest.approx(1)
     assert shown["totals"]["uncounted_tensor_calls"] == 20
     assert any("that are counted" in text for text in shown["findings"])
-    assert any(
-        "Of 180 calls, 100 have bytes that only the library knows" in text for text in shown["findings"]
-    )
+    assert any("Of 180 calls, 100 have bytes that only the library knows" in text for text in shown["findings"])
 
 
 def test_efficiency_is_pops():
@@ -122,21 +120,14 @@ def test_restarts_are_added_up():
     assert shown["totals"]["steps"] == 30
     assert shown["ranks"][0]["steps"] == 30
     assert shown["totals"]["calls"] == 3 * 4 * 20
-    assert shown["efficiency"]["load_balance"] == pytest.approx(
-        report(run(4, steps=10))["efficiency"]["load_balance"]
-    )
+    assert shown["efficiency"]["load_balance"] == pytest.approx(report(run(4, steps=10))["efficiency"]["load_balance"])
 
 
 def test_restarts_of_which_each_lacks_another_rank():
-    stats = RunStats(
-        run(1).path, [recording(3, number=0, missing=(2,)), recording(3, number=1, missing=(0,))]
-    )
+    stats = RunStats(run(1).path, [recording(3, number=0, missing=(2,)), recording(3, number=1, missing=(0,))])
     shown = report(stats)
     assert [one["steps"] for one in shown["ranks"]] == [20, 40, 20]
-    assert shown["missing"] == [
-        "start 0: rank 2 is missing: no such file",
-        "start 1: rank 0 is missing: no such file",
-    ]
+    assert shown["missing"] == ["start 0: rank 2 is missing: no such file", "start 1: rank 0 is missing: no such file"]
 
 
 def test_what_is_counted_is_whole_and_what_is_measured_is_not():
@@ -256,9 +247,7 @@ def test_attributes_of_any_type_raise_nothing():
         "settings": '{"method": [1]}',
         "command": 1.5,
     }
-    shown = report(
-        run(2, attrs={**strange, "began_unix_s": "never", "clock_offset_s": None, "communicator": 3})
-    )
+    shown = report(run(2, attrs={**strange, "began_unix_s": "never", "clock_offset_s": None, "communicator": 3}))
     json.dumps(shown, allow_nan=False)
     assert shown["recordings"][0]["began"] is None
 

@@ -185,8 +185,7 @@ def test_neighbours_share_a_bar():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(0, 10, [0, 2, 4, 6, 8, 10]), (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (3, 3, [3])],
+    ("low", "high", "expected"), [(0, 10, [0, 2, 4, 6, 8, 10]), (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]), (3, 3, [3])]
 )
 def test_ticks_are_round(low, high, expected):
     assert ticks(low, high, 5) == pytest.approx(expected)

@@ -17,9 +17,7 @@ def described(section):
     text = PAGE.split(f"\n### {section}\n", 1)[1]
     text = re.split(r"\n##+ ", text, maxsplit=1)[0]
     rows = [
-        [cell.strip(" `") for cell in line.split("|")[1:-1]]
-        for line in text.splitlines()
-        if line.startswith("| `")
+        [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")
     ]
     return {row[0]: row[1:] for row in rows}
 

@@ -36,10 +36,7 @@ def changed(path, change):
     [
         (b"", "is empty"),
         (b"\x89HD", "is no HDF5 file"),
-        (
-            b"\x89HDF\r\n\x1a\n",
-            "is damaged (Unable to synchronously open file (bad byte number in an address))",
-        ),
+        (b"\x89HDF\r\n\x1a\n", "is damaged (Unable to synchronously open file (bad byte number in an address))"),
         (b"GIF89a" * 100, "is no HDF5 file"),
         (b"\0" * 4096, "is no HDF5 file"),
     ],
@@ -129,37 +126,16 @@ STEPS = 20
         (lambda file: file.__delitem__("steps/loss"), "lacks steps/loss"),
         (lambda file: file.__delitem__("progress"), "lacks progress"),
         (replaced("steps", data=np.arange(3)), "is damaged (Unable to synchronously open group"),
-        (
-            replaced("steps/loss", data=np.zeros(STEPS, "<f4")),
-            "is damaged: steps/loss is of type <f4, not <f8",
-        ),
-        (
-            replaced("steps/loss", data=np.zeros(STEPS, ">f8")),
-            "is damaged: steps/loss is of type >f8, not <f8",
-        ),
+        (replaced("steps/loss", data=np.zeros(STEPS, "<f4")), "is damaged: steps/loss is of type <f4, not <f8"),
+        (replaced("steps/loss", data=np.zeros(STEPS, ">f8")), "is damaged: steps/loss is of type >f8, not <f8"),
         (replaced("steps/step", data=np.zeros(STEPS)), "is damaged: steps/step is of type <f8, not <i8"),
-        (
-            replaced("steps/step", data=np.zeros(STEPS, "<u8")),
-            "is damaged: steps/step is of type <u8, not <i8",
-        ),
+        (replaced("steps/step", data=np.zeros(STEPS, "<u8")), "is damaged: steps/step is of type <u8, not <i8"),
         (replaced("calls/tensor", data=np.arange(40)), "is damaged: calls/tensor is of type <i8, not S64"),
-        (
-            replaced("calls/tensor", data=["x"] * 40),
-            "is damaged: calls/tensor is of type |O, not S64",
-        ),
-        (
-            replaced("calls/tensor", data=np.zeros(40, "S2000")),
-            "is damaged: calls/tensor has text of 2000 bytes",
-        ),
+        (replaced("calls/tensor", data=["x"] * 40), "is damaged: calls/tensor is of type |O, not S64"),
+        (replaced("calls/tensor", data=np.zeros(40, "S2000")), "is damaged: calls/tensor has text of 2000 bytes"),
         (replaced("steps/loss", data=0.0), "is damaged: the columns of steps have 1 to 20 rows"),
-        (
-            replaced("steps/loss", data=np.zeros(STEPS - 1)),
-            "is damaged: the columns of steps have 19 to 20 rows",
-        ),
-        (
-            replaced("steps/loss", shape=(10**12,), dtype="<f8"),
-            "is damaged: the columns of steps have 0 to 20 rows",
-        ),
+        (replaced("steps/loss", data=np.zeros(STEPS - 1)), "is damaged: the columns of steps have 19 to 20 rows"),
+        (replaced("steps/loss", shape=(10**12,), dtype="<f8"), "is damaged: the columns of steps have 0 to 20 rows"),
         (
             replaced("steps/loss", shape=(10**12,), dtype="<f8", chunks=(1024,)),
             "is damaged: the columns of steps have 0 to 20 rows",
@@ -176,14 +152,8 @@ STEPS = 20
             replaced("steps/loss", shape=(STEPS,), dtype="<f8", external=[("/dev/zero", 0, 160)]),
             "is not as hpctk writes it: steps/loss lies in another file",
         ),
-        (
-            replaced("sizes/calls", data=np.zeros(9, "<i8")),
-            "is damaged: the columns of sizes have 9 to 48 rows",
-        ),
-        (
-            replaced("progress/steps", data=np.zeros(2, "<i8")),
-            "is damaged: the columns of progress have 1 to 2",
-        ),
+        (replaced("sizes/calls", data=np.zeros(9, "<i8")), "is damaged: the columns of sizes have 9 to 48 rows"),
+        (replaced("progress/steps", data=np.zeros(2, "<i8")), "is damaged: the columns of progress have 1 to 2"),
     ],
 )
 def test_tables(path, change, wanted):

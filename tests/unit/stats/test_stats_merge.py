@@ -234,9 +234,7 @@ def test_a_view_shows_what_was_there_when_it_was_made(tmp_path):
     write_rank(tmp_path / "000", 0, 1, tables)
     rows = {name: len(table) for name, table in tables.items()} | {"steps": 20}
     attributes = hpctk.stats.load(tmp_path).recordings[0].ranks[0].attributes
-    described = {
-        name: value for name, value in attributes.items() if name not in ("schema", "schema_version", "state")
-    }
+    described = {name: value for name, value in attributes.items() if name not in ("schema", "schema_version", "state")}
     file = RankFile(tmp_path / "000" / "rank-00000.h5", described, {}, rows)
     early = tables["progress"].copy()
     early["steps_rows"] = 10
@@ -274,10 +272,7 @@ def test_recordings_of_different_sizes(tmp_path):
 
 
 def test_tables_without_rows(tmp_path):
-    tables = {
-        name: values[:0] if name in ("calls", "steps") else values
-        for name, values in rank_tables(0, 1).items()
-    }
+    tables = {name: values[:0] if name in ("calls", "steps") else values for name, values in rank_tables(0, 1).items()}
     tables["progress"]["calls_rows"] = tables["progress"]["steps_rows"] = 0
     write_rank(tmp_path / "000", 0, 1, tables)
     for kind in KINDS:
@@ -305,10 +300,7 @@ def test_a_failure_leaves_nothing(run, capsys, monkeypatch):
 
     monkeypatch.setattr("hpctk.stats.merge._put_ranks", full)
     assert main(["merge", str(run)]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"hpctk merge: {run}/merged.h5: cannot be written (No space left on device)\n"
-    )
+    assert capsys.readouterr().err == f"hpctk merge: {run}/merged.h5: cannot be written (No space left on device)\n"
     assert sorted(os.listdir(run)) == ["000", "001"]
     assert main(["merge", str(run), "-o", str(run / "no" / "where.h5")]) == 2
     assert "no/where.h5: cannot be written (No such file or directory)" in capsys.readouterr().err
@@ -360,10 +352,7 @@ def test_large_tables_are_copied_in_parts(tmp_path, monkeypatch):
         (lambda file: file["ranks/rank"].write_direct(np.full(8, -3)), "has rank -3 of 4"),
         (lambda file: file["ranks/size"].write_direct(np.full(8, 10**9)), "does not have one row for each"),
         (lambda file: file["ranks/calls_rows"].write_direct(np.full(8, -9)), "has less than no rows"),
-        (
-            lambda file: file["ranks/calls_rows"].write_direct(np.full(8, 10**15)),
-            "calls/call has the shape (58,)",
-        ),
+        (lambda file: file["ranks/calls_rows"].write_direct(np.full(8, 10**15)), "calls/call has the shape (58,)"),
     ],
 )
 def test_damaged_copies(run, change, wanted):

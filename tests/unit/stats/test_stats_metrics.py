@@ -74,9 +74,7 @@ def test_who_waits_most_and_for_whom():
     assert found == metrics.Waiting(most=0, share=pytest.approx(0.41), slowest=1)
 
 
-@pytest.mark.parametrize(
-    ("waiting", "communication"), [([1], [2]), ([], []), ([0, 0], [1, 1]), ([1, 1], [0, 0])]
-)
+@pytest.mark.parametrize(("waiting", "communication"), [([1], [2]), ([], []), ([0, 0], [1, 1]), ([1, 1], [0, 0])])
 def test_where_nobody_waits_for_anybody(waiting, communication):
     assert metrics.waiting(waiting, communication) is None
 

@@ -14,9 +14,7 @@ def rank(tmp_path):
     return load(write_run(tmp_path, 2, steps=20)).recordings[0].ranks[1]
 
 
-@pytest.mark.parametrize(
-    "rows", [slice(None), slice(3, 7), slice(38, 99), slice(40, 50), slice(7, 3)], ids=str
-)
+@pytest.mark.parametrize("rows", [slice(None), slice(3, 7), slice(38, 99), slice(40, 50), slice(7, 3)], ids=str)
 def test_a_part_is_what_the_table_has_there(rank, rows):
     columns = ("operation", "start_s", "sent_bytes")
     found, whole = rank.part("calls", columns, rows), rank.table("calls")

@@ -93,12 +93,8 @@ def test_files_of_another_run_are_told_apart(tmp_path):
     write_rank(tmp_path / "000", 2, 9)
     recording = hpctk.stats.load(tmp_path).recordings[0]
     assert (recording.size, list(recording.ranks)) == (4, [0, 3])
-    assert recording.missing[1].endswith(
-        "is of another run ('another' of 4 ranks, the others 'made' of 4 ranks)"
-    )
-    assert recording.missing[2].endswith(
-        "is of another run ('made' of 9 ranks, the others 'made' of 4 ranks)"
-    )
+    assert recording.missing[1].endswith("is of another run ('another' of 4 ranks, the others 'made' of 4 ranks)")
+    assert recording.missing[2].endswith("is of another run ('made' of 9 ranks, the others 'made' of 4 ranks)")
 
 
 def test_a_recording_without_a_readable_file_does_not_spoil_the_run(tmp_path):
@@ -140,9 +136,7 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     path = write_rank(tmp_path, 0, 1, rank_tables(0, 1, steps=5), closed=False)
     stats = hpctk.stats.load(path).recordings[0].ranks[0]
     write_rank(tmp_path, 0, 1, rank_tables(0, 1, steps=50), closed=False)
-    np.testing.assert_array_equal(
-        stats.table("steps")["loss"], rank_tables(0, 1, steps=50)["steps"]["loss"][:5]
-    )
+    np.testing.assert_array_equal(stats.table("steps")["loss"], rank_tables(0, 1, steps=50)["steps"]["loss"][:5])
 
 
 def test_what_is_wrong_with_a_table_is_told_at_once_or_when_it_is_read(tmp_path):

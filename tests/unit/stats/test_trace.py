@@ -82,9 +82,7 @@ def test_rows_without_a_time_are_left_out():
 def test_files_are_read_piece_by_piece(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "ROWS", 7)
     events = traced(load(write_run(tmp_path, 2, steps=20)))
-    calls = [
-        one["args"]["step"] for one in events if one.get("tid") == 2 and one["ph"] == "X" and one["pid"] == 0
-    ]
+    calls = [one["args"]["step"] for one in events if one.get("tid") == 2 and one["ph"] == "X" and one["pid"] == 0]
     assert calls == [i // 2 for i in range(40)]
 
 

@@ -140,10 +140,7 @@ def test_results_are_whole_and_plain_json(tmp_path):
         ({"method": "sasg", "compressor": "sign"}, "sasg has no setting 'compressor'"),
         ({"method": "mean", "compressor": "zip"}, "compressor='zip': known are identity, half"),
         ({"method": "all", "compressor": "sign"}, "compressor: give one method with it"),
-        (
-            {"method": "mean,saef", "method_settings": {"feedback": False}},
-            "feedback: give one method with it",
-        ),
+        ({"method": "mean,saef", "method_settings": {"feedback": False}}, "feedback: give one method with it"),
     ],
 )
 def test_wrong_methods(given, wanted):

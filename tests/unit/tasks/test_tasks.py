@@ -35,9 +35,7 @@ def seen(task, ranks, epoch, first=0):
     """Return the places that an epoch shows from sample `first` on, step by step, rank by rank."""
     step = task.step_samples(ranks)
     starts = range(first, task.samples - step + 1, step)
-    return [
-        place for done in starts for rank in range(ranks) for place in task.batch(rank, ranks, epoch, done)
-    ]
+    return [place for done in starts for rank in range(ranks) for place in task.batch(rank, ranks, epoch, done)]
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
@@ -66,9 +64,7 @@ def test_a_seed_decides_model_and_order():
 
 
 def test_too_few_samples_for_one_step():
-    with pytest.raises(
-        SettingError, match="batch=1000: 2 ranks need 2000 samples for one step, there are 1497"
-    ):
+    with pytest.raises(SettingError, match="batch=1000: 2 ranks need 2000 samples for one step, there are 1497"):
         loaded(Digits(DigitsSettings(batch=1000))).check(2, Mean())
 
 
@@ -79,9 +75,7 @@ def test_fashion_reads_a_folder(tmp_path, packed):
     images, labels = idx_files.images_and_labels(480, 480)
     assert task.samples == 480
     shown, named = task.pick(torch.tensor([3, 7]))
-    np.testing.assert_allclose(
-        shown.numpy()[:, 0], (images[[3, 7]] / 255 - 0.2860) / 0.3530, rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(shown.numpy()[:, 0], (images[[3, 7]] / 255 - 0.2860) / 0.3530, rtol=1e-5, atol=1e-6)
     assert named.tolist() == labels[[3, 7]].tolist()
 
 
@@ -100,9 +94,7 @@ def test_fashion_networks(tmp_path, model, parameters):
 
 
 def test_a_missing_file_says_both_ways_to_get_it(tmp_path):
-    with pytest.raises(
-        HpctkError, match="no train-images-idx3-ubyte or .*--data DIR.*apt-get install dataset-fashion"
-    ):
+    with pytest.raises(HpctkError, match="no train-images-idx3-ubyte or .*--data DIR.*apt-get install dataset-fashion"):
         loaded(Fashion(FashionSettings(data=str(tmp_path))))
 
 
@@ -111,11 +103,7 @@ def test_a_missing_file_says_both_ways_to_get_it(tmp_path):
     [
         ("train-labels-idx1-ubyte", idx_files.idx(np.zeros(479)), "480 train images and 479 labels"),
         ("train-labels-idx1-ubyte", idx_files.idx(np.full(480, 10)), "train label 10, allowed are 0 to 9"),
-        (
-            "t10k-images-idx3-ubyte",
-            idx_files.idx(np.zeros((60, 8, 8))),
-            "t10k images of 8x8 pixels, need 28x28",
-        ),
+        ("t10k-images-idx3-ubyte", idx_files.idx(np.zeros((60, 8, 8))), "t10k images of 8x8 pixels, need 28x28"),
         ("t10k-images-idx3-ubyte", gzip.compress(b"\0\0\x08\x03", mtime=0)[:-2], "damaged or cut short"),
     ],
 )
@@ -197,9 +185,7 @@ def test_regression_refuses_what_it_cannot_do():
     import hpctk
 
     method = SAEF(hpctk.TopK(0.1))
-    with pytest.raises(
-        SettingError, match="step_size='oracle' needs .*SAEF does not. Give --step-size fixed"
-    ):
+    with pytest.raises(SettingError, match="step_size='oracle' needs .*SAEF does not. Give --step-size fixed"):
         loaded(Regression(RegressionSettings())).check(2, method)
     loaded(Regression(RegressionSettings(step_size="fixed"))).check(2, method)
 
@@ -213,12 +199,7 @@ def test_a_curve_is_means_of_equal_numbers_of_steps():
 
 
 def test_the_mean_curve_has_the_points_that_all_ranks_share():
-    one = {
-        "steps": [2, 4, 6],
-        "seconds": [1.0, 2.0, 3.0],
-        "sent_bytes": [10, 20, 30],
-        "losses": [3.0, 2.0, 1.0],
-    }
+    one = {"steps": [2, 4, 6], "seconds": [1.0, 2.0, 3.0], "sent_bytes": [10, 20, 30], "losses": [3.0, 2.0, 1.0]}
     two = {"steps": [2, 4], "seconds": [1.5, 1.8], "sent_bytes": [8, 22], "losses": [5.0, 0.0]}
     assert mean_curve([one, two]) == {
         "steps": [2, 4], "seconds": [1.5, 2.0], "sent_bytes": [10, 22], "losses": [4.0, 1.0]

@@ -87,9 +87,7 @@ def test_steps_hold_what_happened_in_them(tmp_path):
     assert steps["dense_bytes"].tolist() == [99, 99]
     assert steps["loss"][0] == 2.5
     assert np.isnan(steps["loss"][1])
-    counted = [
-        steps[name].tolist() for name in ("rounds", "uploads", "skips", "clipped", "skipped", "fallbacks")
-    ]
+    counted = [steps[name].tolist() for name in ("rounds", "uploads", "skips", "clipped", "skipped", "fallbacks")]
     assert counted == [[1, 0], [1, 0], [0, 1], [1, 0], [0, 1], [0, 2]]
     np.testing.assert_allclose(steps["start_s"][1], steps["start_s"][0] + steps["seconds"][0])
     assert read.progress["steps"] == 2
@@ -206,8 +204,7 @@ def test_a_forked_process_leaves_the_file_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("events", -1), ("events", 1.5), ("flush_steps", 0), ("flush_s", float("nan")), ("flush_s", -1)],
+    ("key", "value"), [("events", -1), ("events", 1.5), ("flush_steps", 0), ("flush_s", float("nan")), ("flush_s", -1)]
 )
 def test_wrong_settings(tmp_path, key, value):
     with pytest.raises(SettingError, match=f"{key}={re.escape(repr(value))}"):

@@ -61,9 +61,7 @@ def test_what_is_carried_is_told_once_and_not_by_overhead(engine, noted):
         with engine.span("inner"):
             do(engine, 40)
         do(engine, 30)
-    told = [
-        (call.elements, call.dense_bytes, call.dense_sent_bytes, call.payload_bytes) for call in noted.calls
-    ]
+    told = [(call.elements, call.dense_bytes, call.dense_sent_bytes, call.payload_bytes) for call in noted.calls]
     assert told == [(0, 0, 0, 8), (1000, 4000, 6000, 40), (0, 0, 0, 30)]
 
 
@@ -71,9 +69,7 @@ def test_an_array_carries_itself(engine, noted):
     engine.report(engine.opened_array("allreduce", "ring", 100, 4, own=100))
     engine.report(engine.opened_array("allgather", "ring", 100, 4, own=25))
     engine.report(engine.opened_array("allreduce", "ring", 100, 4, own=100, overhead=True))
-    told = [
-        (call.elements, call.dense_bytes, call.dense_sent_bytes, call.payload_bytes) for call in noted.calls
-    ]
+    told = [(call.elements, call.dense_bytes, call.dense_sent_bytes, call.payload_bytes) for call in noted.calls]
     assert told == [(100, 400, 600, 400), (25, 100, 300, 100), (0, 0, 0, 400)]
 
 
@@ -113,12 +109,7 @@ def test_agreements_are_told_to_those_who_want_to_know(engine, noted):
     assert engine.counter.calls == 0
     assert engine.exposed_s > 0
     told = noted.calls[0]
-    assert (told.operation, told.schedule, told.tensor, told.payload_bytes) == (
-        "flags",
-        "mpi",
-        "opening a step",
-        40,
-    )
+    assert (told.operation, told.schedule, told.tensor, told.payload_bytes) == ("flags", "mpi", "opening a step", 40)
     assert told.sent_bytes is None
     noted.flags = False
     engine.record_control("flags", "opening a step", 40, 0.0)
