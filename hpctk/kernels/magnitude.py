@@ -190,6 +190,65 @@ def add_and_collect(
 
 
 @compiled
+def feed_small(source: Array, gradient: Array, inf: Any, indices: Array, values: Array) -> int:
+    """Add the gradient and take the largest magnitudes out, as many as there is room for, all in one call.
+
+    In place; for arrays that stay in the cache. Return -1, or the index of the first sum that is inf or NaN: then
+    nothing was written. Indices ascend; of equal magnitudes the lowest indices are taken.
+    """
+    n, k = len(source), len(indices)
+    low = magnitude(source[0] + gradient[0])
+    top = low
+    for i in range(n):
+        here = magnitude(source[i] + gradient[i])
+        top = max(top, here)
+        low = min(low, here)
+    if top >= inf:
+        for i in range(n):
+            if magnitude(source[i] + gradient[i]) >= inf:
+                return i
+    for i in range(n):
+        source[i] += gradient[i]
+    # The magnitude of the k-th largest lies in [low, low + 2**width): a histogram tells its next bits.
+    wanted, first, width = k, np.uint64(low), 0
+    while (np.uint64(top) - first) >> np.uint64(width):
+        width += 1
+    counts = np.empty(256, np.int64)
+    while width > 0:
+        finer = max(0, width - 8)
+        bins = 1 << (width - finer)
+        counts[:] = 0
+        for i in range(n):
+            place = (np.uint64(magnitude(source[i])) - first) >> np.uint64(finer)
+            if place < np.uint64(bins):
+                counts[place] += 1
+        chosen = bins - 1
+        while counts[chosen] < wanted:
+            wanted -= counts[chosen]
+            chosen -= 1
+        first += np.uint64(chosen) << np.uint64(finer)
+        width = finer
+        if counts[chosen] == wanted:
+            break
+    # Now `wanted` of those in [first, first + 2**width) belong to the k; where that is one magnitude, the first ones.
+    found = 0
+    for i in range(n):
+        if found == k:
+            break
+        here = np.uint64(magnitude(source[i]))
+        if here >= first:
+            if (here - first) >> np.uint64(width) == 0:
+                if wanted == 0:
+                    continue
+                wanted -= 1
+            indices[found] = i
+            values[found] = source[i]
+            source[i] = 0
+            found += 1
+    return -1
+
+
+@compiled
 def keep_largest(
     indices: Array,
     values: Array,

@@ -29,6 +29,8 @@ SAMPLE = 1 << 17
 MOST_CANDIDATES = 6
 #: Bits that one histogram finds: its counters stay in the fastest cache.
 BINS_BITS = 12
+#: The magnitudes at which float32 and float64 stop being finite, by numpy's letters for these.
+INFINITY = {"f": np.uint32(INF_BITS["float32"]), "d": np.uint64(INF_BITS["float64"])}
 
 
 class NotFinite(ValueError):  # noqa: N818 - the name says what the value is
@@ -54,13 +56,20 @@ def feed_top_k(residual: Array, gradient: Array | None, k: int, *, threads: int 
     value was taken out. Returned are indices, ascending, and values. Raise NotFinite if a sum is inf or NaN; the
     residual is then as it was.
     """
-    if residual.dtype.name not in ("float32", "float64"):
+    if residual.dtype.char not in INFINITY:
         raise ValueError(f"residuals are float32 or float64, not {residual.dtype}")
     if gradient is not None and (gradient.shape != residual.shape or gradient.dtype != residual.dtype):
         raise ValueError(
             f"a gradient of {gradient.shape} {gradient.dtype} does not fit "
             f"a residual of {residual.shape} {residual.dtype}"
         )
+    if gradient is not None and 0 < len(residual) < WORTH_A_SAMPLE and k >= 0:
+        taken = np.empty(min(k, len(residual)), np.int32)
+        values = np.empty(len(taken), residual.dtype)
+        bad = magnitude.feed_small(residual, gradient, INFINITY[residual.dtype.char], taken, values)
+        if bad >= 0:
+            raise NotFinite(bad)
+        return taken, values
     bad = first_not_finite(residual, gradient, threads=threads)
     if bad >= 0:
         raise NotFinite(bad)
