@@ -23,8 +23,9 @@ from hpctk.comm.collective import collective
 from hpctk.comm.world import world
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core import drift
-from hpctk.methods.core.method import Closure, GradientMethod, LocalStepMethod, LocalStepRun, Method, Run
+from hpctk.methods.core.method import GradientMethod, LocalStepMethod, Method
 from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.run import Closure, LocalStepRun, Run
 from hpctk.ways_in import handshake
 from hpctk.ways_in.counters import Counters, StatsLike, wanted
 from hpctk.ways_in.grad_scaler import ResidualScale, tell, unscale

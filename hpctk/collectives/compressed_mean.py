@@ -29,13 +29,12 @@ from hpctk.comm import buffers
 from hpctk.comm.collective import collective
 from hpctk.comm.world import World
 from hpctk.compressors.core import finite
-from hpctk.compressors.core.compressor import Aggregating, Compressor, refuse
+from hpctk.compressors.core.compressor import Aggregating, Compressor, Residuals, refuse
 from hpctk.compressors.core.packet import Packet
-from hpctk.compressors.core.residuals import Residuals
-from hpctk.compressors.core.sparse_compressor import SparseCompressor
-from hpctk.kernels.indices import index_dtype
+from hpctk.compressors.core.sparse import SparseCompressor
+from hpctk.kernels.packing import index_dtype
 from hpctk.schedules import ring
-from hpctk.telemetry.span import Span
+from hpctk.telemetry.recorder import Span
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -246,8 +245,13 @@ def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any) -> 
     """Write the elements of a sparse vector into tensors, laid one after the other."""
     cuts = np.searchsorted(indices, edges)
     for tensor, start, (lo, hi) in zip(tensors, edges, pairwise(cuts), strict=False):
-        where = torch.from_numpy(indices[lo:hi].astype(np.int64) - int(start)).to(tensor.device)
-        tensor.view(-1)[where] = torch.from_numpy(values[lo:hi]).to(tensor)
+        if lo == hi:
+            continue
+        where = indices[lo:hi].astype(np.int64) - int(start)
+        if tensor.is_cpu and tensor.element_size() > 2:
+            tensor.view(-1).numpy()[where] = values[lo:hi]
+        else:
+            tensor.view(-1)[torch.from_numpy(where).to(tensor.device)] = torch.from_numpy(values[lo:hi]).to(tensor)
 
 
 def _own(exchange: Exchange) -> None:

@@ -65,8 +65,8 @@ def adacons_aggregate(
     """
     here = world(comm)
     settings = [("momentum", momentum), ("scale", scale), ("layerwise", layerwise)]
-    with here.one_thread, here.calling("averaged_model"):
-        here.agree("consensus", [*settings, *describe(tensors)])
+    with here.one_thread, here.calling("adacons_aggregate"):
+        here.agree("adacons_aggregate", [*settings, *describe(tensors)])
         consensus_weights.check(momentum, scale)
         flat, edges = fuse(tensors)
         groups = edges if layerwise else [0, len(flat)]

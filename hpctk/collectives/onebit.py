@@ -25,9 +25,9 @@ from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.comm.collective import collective
 from hpctk.comm.world import World
 from hpctk.errors import TensorError
-from hpctk.kernels import bits
+from hpctk.kernels import packing
 from hpctk.schedules import bounds, ring, rotation
-from hpctk.telemetry.span import Span
+from hpctk.telemetry.recorder import Span
 
 
 class Parts:
@@ -61,7 +61,7 @@ def sign_bytes(n: int) -> int:
 def onebit_allreduce(here: World, signs: Any, scale: float, n: int, server: Any) -> tuple[Any, float]:
     """Return the packed signs and the scale of the compressed mean over all ranks.
 
-    `signs`, this rank's, of n elements, 8 to a byte (`kernels.bits.pack_signs`), is
+    `signs`, this rank's, of n elements, 8 to a byte (`kernels.packing.pack_signs`), is
     overwritten. `server`, the server residual of this rank's shard (elements `shard_bounds(here, n)`, zeros at first),
     is updated in place.
     """
@@ -81,13 +81,13 @@ def _reduced(here: World, signs: Any, scale: float, n: int, server: Any, span: S
     engine_of(here).run(rotation.reduce_scatter(here.size, keep=True), InPlace(signs, 1), kept=everyone)
     with span.decompressing():
         for rank, signs_of_rank in enumerate(everyone.signs):
-            bits.add_signs(signs_of_rank, len(server), float(scales[rank] / here.size), server)
+            packing.add_signs(signs_of_rank, len(server), float(scales[rank] / here.size), server)
     norms = gather_rows(here, np.array([np.abs(server).sum(dtype=np.float64)], np.float64))[:, 0]
     # In the elements' precision at once: every rank must subtract the same number.
     common = float(server.dtype.type(norms.sum() / n)) if n else 0.0
     byte_lo, byte_hi = bounds(sign_bytes(n), here.size, range(here.rank, here.rank + 1))
     with span.compressing():
-        signs[byte_lo:byte_hi] = bits.pack_signs(server)
-        bits.add_signs(signs[byte_lo:byte_hi], len(server), -common, server)
+        signs[byte_lo:byte_hi] = packing.pack_signs(server)
+        packing.add_signs(signs[byte_lo:byte_hi], len(server), -common, server)
     engine_of(here).run(ring.allgather(here.size), InPlace(signs, 1))
     return signs, common

@@ -15,17 +15,19 @@ as a mask over their own elements: sum over ranks of what they sent = what was k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hpctk.collectives.allreduce import reduce_in_place
+from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_messages import gather_messages
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.sparse import balance
-from hpctk.collectives.sparse.blocks import Pairs, SparseBlocks, summed_lists
+from hpctk.collectives.sparse.blocks import Pairs, SparseBlocks
 from hpctk.collectives.sparse.keep import largest
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
@@ -34,10 +36,10 @@ from hpctk.comm.collective import collective
 from hpctk.comm.world import World, world
 from hpctk.compressors.core import sparse
 from hpctk.errors import SettingError, TensorError
-from hpctk.kernels.indices import index_dtype
-from hpctk.kernels.merge import not_in, scatter, take
+from hpctk.kernels.merge import merge, not_in, scatter, take
+from hpctk.kernels.packing import index_dtype
 from hpctk.kernels.select import top_k
-from hpctk.schedules import build, ring, rotation
+from hpctk.schedules import build, cached_plan, ring, rotation
 from hpctk.schedules.core.plan import Plan
 from hpctk.schedules.core.registry import names
 from hpctk.schedules.cost import sparse as sparse_cost
@@ -144,8 +146,8 @@ def reduce_pairs(
         payload_bytes = sparse.wire_bytes(len(indices), n, values.itemsize)
         found, total = _split_and_keep(here, blocks, keep, payload_bytes)
     else:
-        plan = build(schedule, "sparse_allreduce", here.size, nodes=here.nodes)
-        found, total = _by_plan(here, plan, indices, values, n, samples)
+        plan = cached_plan(schedule, "sparse_allreduce", here.size, nodes=here.nodes)
+        found, total = _by_plan(here, plan, indices, values, n, samples, as_many=as_many)
         if keep is not None:
             found, total = _kept(found, total, keep)
     if keep is None:
@@ -153,16 +155,36 @@ def reduce_pairs(
     return found, total, not_in(indices, found)
 
 
-def _by_plan(here: World, plan: Plan, indices: Any, values: Any, n: int, samples: Any) -> Pairs:
+def _by_plan(here: World, plan: Plan, indices: Any, values: Any, n: int, samples: Any, *, as_many: bool) -> Pairs:
     if plan.kind == "allgather":
         mine = sparse.write(indices, values, n)
-        everyone = gather_messages(here, plan, mine)
+        everyone = _gather_alike(here, plan, mine) if as_many else gather_messages(here, plan, mine)
         return summed_lists(everyone, n, values.dtype.name)
     ranges = balance.edges(samples, n, plan.blocks) if plan.blocks > 1 else [0, n]
     blocks = SparseBlocks(ranges, indices, values)
     payload_bytes = sparse.wire_bytes(len(indices), n, values.itemsize)
     engine_of(here).run_ragged(plan, blocks, payload_bytes=payload_bytes)
     return blocks.result()
+
+
+def summed_lists(messages: Sequence[Any], n: int, dtype: str) -> Pairs:
+    """Return the sum of sparse vectors in their wire form.
+
+    Neighbours first, so that each element is merged log2(ranks) times.
+    """
+    lists = [sparse.read(data, n, dtype) for data in messages]
+    while len(lists) > 1:
+        odd = lists[len(lists) // 2 * 2 :]
+        lists = [merge(*a, *b) for a, b in zip(lists[::2], lists[1::2], strict=False)] + odd
+    return lists[0]
+
+
+def _gather_alike(here: World, plan: Plan, mine: Any) -> list[Any]:
+    """Return all ranks' messages, which are of one length: nobody has to say how long theirs is."""
+    everyone = np.empty((here.size, len(mine)), np.uint8)
+    everyone[here.rank] = mine
+    engine_of(here).run(plan, InPlace(everyone.reshape(-1), 1), payload_bytes=len(mine))
+    return list(everyone)
 
 
 def _split_and_keep(here: World, blocks: SparseBlocks, keep: int, payload_bytes: int) -> Pairs:

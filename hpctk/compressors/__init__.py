@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hpctk.compressors.core.compressor import Compressor
+from hpctk.compressors.core.compressor import Compressor, Residuals
 from hpctk.compressors.core.packet import Packet
-from hpctk.compressors.core.residuals import Residuals
 from hpctk.compressors.half import Half
 from hpctk.compressors.identity import Identity
 from hpctk.compressors.power_sgd import PowerSGD

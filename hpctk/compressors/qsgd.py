@@ -64,7 +64,7 @@ class QSGD(Compressor):
         return self._draws.next_stamp(name)
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
-        from hpctk.kernels import bits
+        from hpctk.kernels import packing
 
         host = flat.cpu()
         n = host.numel()
@@ -78,7 +78,7 @@ class QSGD(Compressor):
             norms[first:last] = _norms(values, torch.finfo(flat.dtype).max)
             chance = draws.uniform(stream, values.size, norms.dtype).reshape(values.shape)
             codes[lo:hi] = self._quantise(values, norms[first:last], chance).reshape(-1)[: hi - lo]
-        data = np.concatenate([norms.view(np.uint8), bits.pack(codes, self.bits)])
+        data = np.concatenate([norms.view(np.uint8), packing.pack(codes, self.bits)])
         return torch.from_numpy(data).to(flat.device)
 
     def _quantise(self, values: Any, norms: Any, chance: Any) -> Any:
@@ -117,11 +117,11 @@ class QSGD(Compressor):
 
     def _read(self, packet: Packet) -> tuple[Any, Any]:
         """Return norms and codes, checked."""
-        from hpctk.kernels import bits
+        from hpctk.kernels import packing
 
         wide = arrays.working_dtype(packet.dtype)
         head = self._buckets(packet.n) * wide.itemsize
-        length = head + bits.packed_length(packet.n, self.bits)
+        length = head + packing.packed_length(packet.n, self.bits)
         expect_length(packet, length, torch.uint8, f"QSGD with {self.bits} bits")
         data = packet.data.cpu().numpy()
         # A copy: bytes that come from a larger buffer may start at any address.
@@ -130,7 +130,7 @@ class QSGD(Compressor):
             raise HpctkError("a QSGD packet with a norm that is negative or not finite")
         codes = np.empty(packet.n, np.uint8)
         try:
-            bits.unpack(data[head:], self.bits, codes)
+            packing.unpack(data[head:], self.bits, codes)
         except ValueError as error:
             raise HpctkError(f"a QSGD packet with wrong codes: {error}") from None
         if (codes == 1 << (self.bits - 1)).any():

@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from hpctk.compressors.core import density as densities
 from hpctk.compressors.core import draws
-from hpctk.compressors.core.compressor import Compressor, Shape, State, expect_length
+from hpctk.compressors.core.compressor import Compressor, Shape, State, expect_length, kept_elements
 from hpctk.compressors.core.packet import Packet
 from hpctk.settings import documented, required, setting
 
@@ -53,7 +52,7 @@ class RandomK(Compressor):
         if last is not None and last[:2] == (stamp, n):
             return last[2]
         stream = draws.stream(self.seed, stamp)
-        chosen = torch.from_numpy(draws.subset(stream, densities.kept(self.density, n), n))
+        chosen = torch.from_numpy(draws.subset(stream, kept_elements(self.density, n), n))
         self._last[name] = (stamp, n, chosen)
         return chosen
 
@@ -69,7 +68,7 @@ class RandomK(Compressor):
         return flat.index_select(0, self._chosen(flat, stamp))
 
     def _decode(self, packet: Packet) -> torch.Tensor:
-        expect_length(packet, densities.kept(self.density, packet.n), packet.dtype, f"density {self.density}")
+        expect_length(packet, kept_elements(self.density, packet.n), packet.dtype, f"density {self.density}")
         out = packet.data.new_zeros(packet.n)
         out[self._chosen(out, packet.stamp)] = packet.data
         return out

@@ -71,21 +71,22 @@ def mean_magnitude(flat: torch.Tensor) -> float:
 
 def write(flat: torch.Tensor, scale: float) -> torch.Tensor:
     """Return the data of a packet: the scale, and the signs of a flat tensor. Not in place."""
+    from hpctk.kernels import packing
+
     head = torch.tensor([scale], dtype=arrays.working_dtype(flat.dtype)).view(torch.uint8)
     if buffers.on_device(flat):
         from hpctk.kernels import device
 
         return torch.cat([head.to(flat.device), device.pack_signs(flat)])
-    from hpctk.kernels import bits
 
-    data = torch.empty(len(head) + bits.packed_length(flat.numel(), 1), dtype=torch.uint8)
+    data = torch.empty(len(head) + packing.packed_length(flat.numel(), 1), dtype=torch.uint8)
     data[: len(head)] = head
     signs = data[len(head) :].numpy()
     if flat.element_size() > 2:
-        signs[:] = bits.pack_signs(flat.numpy())
+        signs[:] = packing.pack_signs(flat.numpy())
     else:
         for lo, hi in finite.blocks(flat):
-            signs[lo // 8 : (hi + 7) // 8] = bits.pack_signs(flat[lo:hi].float().numpy())
+            signs[lo // 8 : (hi + 7) // 8] = packing.pack_signs(flat[lo:hi].float().numpy())
     return data
 
 
@@ -107,18 +108,19 @@ def read(packet: Packet) -> tuple[float, torch.Tensor]:
 
 def add(signs: torch.Tensor, scale: float, out: torch.Tensor) -> None:
     """Add +scale or -scale, by the packed signs, to a flat tensor in place."""
+    from hpctk.kernels import packing
+
     n = out.numel()
     if buffers.on_device(out):
         from hpctk.kernels import device
 
         device.add_signs(signs, n, scale, out)
         return
-    from hpctk.kernels import bits
 
     packed = signs.numpy()
     if out.element_size() > 2:
-        bits.add_signs(packed, n, scale, out.numpy())
+        packing.add_signs(packed, n, scale, out.numpy())
         return
     for lo, hi in finite.blocks(out):
-        values = bits.unpack_signs(packed[lo // 8 : (hi + 7) // 8], hi - lo, scale, "float32")
+        values = packing.unpack_signs(packed[lo // 8 : (hi + 7) // 8], hi - lo, scale, "float32")
         out[lo:hi] += torch.from_numpy(values).to(out.dtype)

@@ -16,13 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from hpctk.comm import buffers
 from hpctk.compressors.core import arrays
-from hpctk.compressors.core import density as densities
-from hpctk.compressors.core.compressor import refuse
-from hpctk.compressors.core.sparse_compressor import SparseCompressor
+from hpctk.compressors.core.compressor import kept_elements, refuse
+from hpctk.compressors.core.sparse import SparseCompressor
 from hpctk.settings import documented, required, setting
 
 
@@ -38,7 +38,7 @@ class TopK(SparseCompressor):
 
     def k(self, n: int) -> int:
         """Return how many of n elements are sent."""
-        return densities.kept(self.density, n)
+        return kept_elements(self.density, n)
 
     def _choose(self, flat: torch.Tensor) -> torch.Tensor:
         from hpctk.kernels import device, select
@@ -50,11 +50,18 @@ class TopK(SparseCompressor):
 
     def _take_fed(self, memory: torch.Tensor, flat: torch.Tensor, name: str) -> tuple[Any, Any]:
         """Add flat to memory in place, and take the k largest out of it: in one pass where a kernel can."""
-        from hpctk.kernels import select
+        from hpctk.kernels import magnitude, select
 
-        if not buffers.on_device(flat) and flat.element_size() > 2:
+        if not flat.is_cpu or flat.element_size() <= 2:
+            return super()._take_fed(memory, flat, name)
+        n, residual, given = flat.numel(), memory.numpy(), flat.numpy()
+        if n >= select.WORTH_A_SAMPLE:
             try:
-                return select.feed_top_k(memory.numpy(), flat.numpy(), self.k(flat.numel()))
+                return select.feed_top_k(residual, given, self.k(n))
             except select.NotFinite as error:
-                refuse(error.index, flat.numel(), name)
-        return super()._take_fed(memory, flat, name)
+                refuse(error.index, n, name)
+        indices, values = np.empty(self.k(n), np.int32), np.empty(self.k(n), residual.dtype)
+        if n:
+            bad = magnitude.feed_small(residual, given, select.INFINITY[given.dtype.char], indices, values)
+            refuse(None if bad < 0 else bad, n, name)
+        return indices, values

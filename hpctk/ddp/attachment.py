@@ -27,8 +27,9 @@ from hpctk.ddp.driver import Driver
 from hpctk.ddp.dropped_step import DroppedStep
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core import drift
-from hpctk.methods.core.method import GradientMethod, GradientRun, Method
+from hpctk.methods.core.method import GradientMethod, Method
 from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.run import GradientRun
 from hpctk.methods.core.step_status import StatusExchange, StepStatus
 from hpctk.methods.mean import Mean
 from hpctk.telemetry.settings import StatsSettings

@@ -31,9 +31,10 @@ from hpctk.horovod.process_sets import communicator
 from hpctk.horovod.ready_made import ReadyMade
 from hpctk.horovod.sum_run import sum_run
 from hpctk.methods.core import drift
-from hpctk.methods.core.method import GradientMethod, GradientRun, LocalStepMethod, LocalStepRun, Method, Run
+from hpctk.methods.core.method import GradientMethod, LocalStepMethod, Method
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
+from hpctk.methods.core.run import GradientRun, LocalStepRun, Run
 from hpctk.methods.mean import Mean
 from hpctk.torch_private import is_unscaled
 from hpctk.ways_in import handshake

@@ -12,7 +12,8 @@ import hpctk.optimizer
 from hpctk.errors import SettingError
 from hpctk.horovod.install import horovod
 from hpctk.horovod.process_sets import communicator
-from hpctk.methods.core.method import Closure, Method
+from hpctk.methods.core.method import Method
+from hpctk.methods.core.run import Closure
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from hpctk.kernels.bits import check_packed
 from hpctk.kernels.merge import same_length
+from hpctk.kernels.packing import check_packed
 
 _SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

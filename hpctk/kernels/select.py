@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctk.kernels import magnitude
-from hpctk.kernels.indices import index_dtype
 from hpctk.kernels.magnitude import INF_BITS
+from hpctk.kernels.packing import index_dtype
 from hpctk.kernels.threads import share, spans
 
 Array = NDArray[Any]
@@ -63,13 +63,6 @@ def feed_top_k(residual: Array, gradient: Array | None, k: int, *, threads: int 
             f"a gradient of {gradient.shape} {gradient.dtype} does not fit "
             f"a residual of {residual.shape} {residual.dtype}"
         )
-    if gradient is not None and 0 < len(residual) < WORTH_A_SAMPLE and k >= 0:
-        taken = np.empty(min(k, len(residual)), np.int32)
-        values = np.empty(len(taken), residual.dtype)
-        bad = magnitude.feed_small(residual, gradient, INFINITY[residual.dtype.char], taken, values)
-        if bad >= 0:
-            raise NotFinite(bad)
-        return taken, values
     bad = first_not_finite(residual, gradient, threads=threads)
     if bad >= 0:
         raise NotFinite(bad)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctk.kernels.compiled import compiled
-from hpctk.kernels.threads import share, spans
+from hpctk.kernels.threads import WORTH_A_THREAD, share, spans
 
 Array = NDArray[Any]
 
@@ -32,6 +32,9 @@ def move_and_write(
     """
     if not len(point) == len(move) == len(residual) == len(out):
         raise ValueError(f"arrays of {len(point)}, {len(move)}, {len(residual)} and {len(out)} elements")
+    if len(point) < WORTH_A_THREAD:
+        _move_and_write(point, move, residual, out, moves, ahead)
+        return
     calls = [(point[a:b], move[a:b], residual[a:b], out[a:b], moves, ahead) for a, b in spans(len(point), threads)]
     share(_move_and_write, calls)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import bits, indices, merge, select, updates
+from hpctk.kernels import merge, packing, select, updates
 
 
 def warm() -> None:
@@ -17,16 +17,16 @@ def warm() -> None:
         values = np.linspace(-1, 1, 64).astype(dtype)
         found, taken = select.feed_top_k(values.copy(), values, 8)
         select.top_k(values.view(f"u{values.itemsize}"), 8)
-        packed = indices.pack_indices(found, 64)
-        indices.unpack_indices(packed, len(found), 64)
+        packed = packing.pack_indices(found, 64)
+        packing.unpack_indices(packed, len(found), 64)
         merge.merge(found, taken, found, taken)
         merge.not_in(found, found)
         merge.scatter(values, found, taken)
         merge.scatter_add(values, found, taken)
         merge.take(values, found)
-        signs = bits.pack_signs(values)
-        bits.unpack_signs(signs, 64, 1.0, np.dtype(dtype))
-        bits.add_signs(signs, 64, 1.0, values)
+        signs = packing.pack_signs(values)
+        packing.unpack_signs(signs, 64, 1.0, np.dtype(dtype))
+        packing.add_signs(signs, 64, 1.0, values)
         updates.sum_of_magnitudes(values)
         updates.squared_distance(values, None)
         updates.squared_distance(values, values)

@@ -25,8 +25,9 @@ from hpctk import torch_private
 from hpctk.collectives.consensus import Part, aggregate_in_place, finish
 from hpctk.collectives.engine.consensus_weights import MOMENTUM, SCALE, ConsensusState
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.methods.core.method import BucketRun, GradientMethod
+from hpctk.methods.core.method import GradientMethod
 from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.run import BucketRun
 from hpctk.settings import documented, setting
 
 

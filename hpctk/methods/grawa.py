@@ -33,11 +33,12 @@ from hpctk.collectives.compressed_mean import dense_sum
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core.clipping import norms
-from hpctk.methods.core.method import Closure, LocalStepMethod
+from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import ModelRun
 from hpctk.methods.core.replay import probing
 from hpctk.methods.core.replica import Replica, first_bad, restore
 from hpctk.methods.core.resharding import SavedRanks
+from hpctk.methods.core.run import Closure
 from hpctk.methods.core.tickets import Tickets
 from hpctk.settings import documented, setting
 

@@ -33,9 +33,10 @@ from hpctk.collectives.engine.handle import Handle
 from hpctk.comm import buffers
 from hpctk.compressors import A_COMPRESSOR, Compressor, Residuals, by_name
 from hpctk.methods.core.clipping import CLIP, Clipping, global_norm
-from hpctk.methods.core.method import BucketRun, GradientMethod, scaled_rates
+from hpctk.methods.core.method import GradientMethod, scaled_rates
 from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.methods.core.run import BucketRun
 from hpctk.settings import documented, setting
 
 

@@ -26,15 +26,15 @@ from typing import Any, ClassVar
 import torch
 
 from hpctk import torch_private
-from hpctk.comm import buffers
 from hpctk.compressors import A_COMPRESSOR, Compressor, by_name
 from hpctk.errors import SettingError, TensorError
 from hpctk.kernels import updates
 from hpctk.methods.core.error_feedback import ErrorFeedback
+from hpctk.methods.core.flat_buffer import FlatBuffer
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.replica import Replica, restore
 from hpctk.methods.core.resharding import SavedRanks, reshard
-from hpctk.methods.core.update_step import FlatBuffer, UpdateRun
+from hpctk.methods.core.run import UpdateRun
 from hpctk.settings import documented, required, setting
 
 
@@ -119,7 +119,7 @@ class SaefRun(UpdateRun):
         ahead = self._settings.step_ahead
         rows = zip(self.x.parts, self._scratch.parts, self.feedback.errors, self._values, strict=True)
         for x, room, error, value in rows:
-            if value.is_contiguous() and not buffers.on_device(value):
+            if value.is_contiguous() and value.is_cpu:
                 arrays = (tensor.view(-1).numpy() for tensor in (x, room, error, value))
                 updates.move_and_write(*arrays, moves=moves, ahead=ahead)
                 continue

@@ -35,12 +35,13 @@ from hpctk.collectives.lazy_allgather import lazy_allgather
 from hpctk.compressors import Residuals, TopK
 from hpctk.compressors.core import sparse
 from hpctk.errors import TensorError
+from hpctk.methods.core.flat_buffer import FlatBuffer, difference, squared_distance
 from hpctk.methods.core.last_messages import LastMessages
-from hpctk.methods.core.method import Closure, LocalStepMethod
+from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.replay import Replay
 from hpctk.methods.core.replica import Gradients, Replica, restore
 from hpctk.methods.core.resharding import SavedRanks, reshard
-from hpctk.methods.core.update_step import FlatBuffer, UpdateRun, difference, squared_distance
+from hpctk.methods.core.run import Closure, UpdateRun
 from hpctk.settings import documented, setting
 
 

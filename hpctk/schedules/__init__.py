@@ -5,7 +5,7 @@ tests prove it for all sizes up to 64, `cost.prices.price` prices it, `core.draw
 """
 
 from hpctk.schedules.core.plan import Action, Plan, Recv, Round, Send, bounds
-from hpctk.schedules.core.registry import SCHEDULES, build
+from hpctk.schedules.core.registry import SCHEDULES, build, cached_plan
 from hpctk.schedules.cost.volume import Phase, Volume
 
-__all__ = ["SCHEDULES", "Action", "Phase", "Plan", "Recv", "Round", "Send", "Volume", "bounds", "build"]
+__all__ = ["SCHEDULES", "Action", "Phase", "Plan", "Recv", "Round", "Send", "Volume", "bounds", "build", "cached_plan"]

@@ -27,9 +27,8 @@ from hpctk.log import log
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica
 from hpctk.telemetry.names import FOLDER, file_name, run_id
-from hpctk.telemetry.recorder import Counter
+from hpctk.telemetry.recorder import Counter, dense_sent
 from hpctk.telemetry.settings import StatsSettings
-from hpctk.telemetry.span import dense_sent
 from hpctk.ways_in import metadata
 
 if TYPE_CHECKING:

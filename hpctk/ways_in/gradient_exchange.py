@@ -17,8 +17,8 @@ import torch
 
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.compressors.core import finite
-from hpctk.methods.core.method import BucketRun, GradientRun
 from hpctk.methods.core.replica import Gradients
+from hpctk.methods.core.run import BucketRun, GradientRun
 from hpctk.methods.core.step_status import StepStatus
 
 #: Brings buckets home: given the names that have a gradient on some rank, returns what came of each parameter, flat.

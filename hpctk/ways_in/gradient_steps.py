@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.methods.core import drift
-from hpctk.methods.core.method import Closure, GradientRun, evaluate
+from hpctk.methods.core.run import Closure, GradientRun, evaluate
 from hpctk.ways_in.gradient_exchange import exchange_gradients
 from hpctk.ways_in.overlap import Overlap
 

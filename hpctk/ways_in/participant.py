@@ -14,9 +14,9 @@ import torch
 from hpctk.collectives.compressed_mean import dense_mean
 from hpctk.comm.world import World
 from hpctk.log import log
-from hpctk.methods.core.method import Run
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
+from hpctk.methods.core.run import Run
 from hpctk.ways_in.counters import Counters, Stats
 
 

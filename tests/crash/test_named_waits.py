@@ -29,8 +29,8 @@ GLOO = "import torch.distributed as dist; dist.init_process_group('gloo')"
 @pytest.mark.parametrize(
     ("call", "deed", "named"),
     [
-        (COLLECTIVE, "stay_away()", "consensus (handshake on consensus)"),
-        (COLLECTIVE, "Part.gather = stay_away", "consensus (ring allgather of 9 elements)"),
+        (COLLECTIVE, "stay_away()", "adacons_aggregate (handshake on adacons_aggregate)"),
+        (COLLECTIVE, "Part.gather = stay_away", "adacons_aggregate (ring allgather of 9 elements)"),
         (EVALUATION, "stay_away()", "averaged_model()"),
     ],
     ids=["at its beginning", "in its middle", "of a model"],
@@ -47,4 +47,7 @@ def test_a_deadline_without_mpi_names_what_was_called(tmp_path):
     program = PROGRAM.format(start=GLOO, comm=group, call=COLLECTIVE.format(comm=group), deed="stay_away()")
     ended = run_without_launcher(2, program, tmp_path, awaited=0, timeout_s=120, HPCTK_TIMEOUT_S="10")
     assert ended.code != 0
-    assert "rank 0 of 2 waited 10 s in consensus (handshake on consensus); rank 1 did not come" in ended.output
+    assert (
+        "rank 0 of 2 waited 10 s in adacons_aggregate (handshake on adacons_aggregate); rank 1 did not come"
+        in ended.output
+    )

@@ -90,7 +90,7 @@ def test_out_of_data_and_on_to_the_evaluation(tmp_path):
         tmp_path, "LocalSGD", "opt.averaged_model().__enter__()", after_backward=False, timeout_s="4"
     )
     assert seconds < 20
-    assert "rank 0 is in opening a round, rank 1 in consensus()" in output
+    assert "rank 0 is in opening a round, rank 1 in averaged_model()" in output
 
 
 def test_an_exception_inside_join_is_not_held_up(tmp_path):

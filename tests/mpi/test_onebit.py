@@ -6,7 +6,7 @@ import pytest
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.onebit import onebit_allreduce, shard_bounds, sign_bytes
 from hpctk.errors import TensorError
-from hpctk.kernels import bits
+from hpctk.kernels import packing
 from hpctk.schedules import bounds
 
 
@@ -26,12 +26,12 @@ def test_against_a_plain_computation(world, n, dtype):
     for step in range(3):
         rows = [delta_of(rank, n, step, dtype) for rank in range(world.size)]
         scales = [float(np.abs(row).mean(dtype=np.float64)) for row in rows]
-        signs, scale = onebit_allreduce(world, bits.pack_signs(rows[world.rank]), scales[world.rank], n, server)
+        signs, scale = onebit_allreduce(world, packing.pack_signs(rows[world.rank]), scales[world.rank], n, server)
         sent = np.mean([sign(row) * s for row, s in zip(rows, scales, strict=True)], axis=0)
         wanted = plain_server + sent
         common = np.abs(wanted).mean()
         assert scale == pytest.approx(common, rel=tolerance)
-        got = bits.unpack_signs(signs, n, scale, np.dtype(dtype))
+        got = packing.unpack_signs(signs, n, scale, np.dtype(dtype))
         # Where the sum is so near to zero that rounding decides its sign, either is right.
         clear = np.abs(wanted) > tolerance
         np.testing.assert_array_equal(sign(got)[clear], sign(wanted)[clear])
@@ -44,7 +44,7 @@ def test_against_a_plain_computation(world, n, dtype):
 def test_counted_bytes_are_one_bit_each_way(world, n):
     shards = [np.diff(bounds(sign_bytes(n), world.size, range(rank, rank + 1)))[0] for rank in range(world.size)]
     server = np.zeros(np.diff(shard_bounds(world, n))[0], np.float32)
-    packed = bits.pack_signs(delta_of(world.rank, n, 0, np.float32))
+    packed = packing.pack_signs(delta_of(world.rank, n, 0, np.float32))
     before = engine_of(world).counter.sent_bytes
     onebit_allreduce(world, packed, 1.0, n, server)
     sent = engine_of(world).counter.sent_bytes - before

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import hpctk.comm.world
-from hpctk.comm.mpi.transport import MpiTransport
+from hpctk.comm.mpi.world import MpiTransport
 from hpctk.comm.transport import wait
 from hpctk.errors import PeerError
 

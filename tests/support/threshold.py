@@ -11,7 +11,7 @@ import torch
 from training import loss_of, net, sgd
 
 from hpctk.compressors import COMPRESSORS
-from hpctk.compressors.core.sparse_compressor import SparseCompressor
+from hpctk.compressors.core.sparse import SparseCompressor
 
 
 class Threshold(SparseCompressor):

@@ -28,7 +28,7 @@ class InPlace:
     def __init__(self, flat: Any, itemsize: int, unit: str = "", op: str = "sum", size: int = 1) -> None:
         self.itemsize = itemsize
         self._divisor = size if op == "mean" else 1
-        self._bytes = buffers.as_bytes(flat)
+        self._bytes: Any = flat.view(np.uint8) if isinstance(flat, np.ndarray) else buffers.as_bytes(flat)
         self.n = len(self._bytes) // itemsize
         self._device = not isinstance(self._bytes, np.ndarray)
         self._unit: Any = _torch_dtype(unit) if self._device and unit else unit or None

@@ -23,8 +23,7 @@ from hpctk.comm.agreement import OneThread
 from hpctk.comm.transport import Transport
 from hpctk.comm.world import World
 from hpctk.schedules.core.plan import Plan, bounds
-from hpctk.telemetry.recorder import Call, Counter, Recorder
-from hpctk.telemetry.span import Span, dense_sent
+from hpctk.telemetry.recorder import Call, Counter, Recorder, Span, dense_sent
 from hpctk.telemetry.traffic import Traffic
 
 #: Runs that may be under way at once; each has tags of its own.
@@ -88,17 +87,22 @@ class Engine:
         kept: Kept | None = None,
         lane: int | None = None,
         overhead: bool = False,
+        payload_bytes: int | None = None,
     ) -> DenseRun:
         """Start running `plan` on `elements`, in place. Collective over the transport's ranks.
 
         All ranks start their runs in the same order, but for those with a `lane` that was reserved for them.
-        `overhead` says of a few numbers that they are not what the caller wants to have exchanged.
+        `overhead` says of a few numbers that they are not what the caller wants to have exchanged. Where elements are
+        bytes of messages, `payload_bytes` are those of this rank's; what they stand for, a span says.
         """
         longest = self._longest(segment_bytes)
         n = elements.n
         lo, hi = bounds(n, plan.blocks, plan.held(self.transport.rank))
         with self.one_thread:
-            call = self.opened_array(plan.kind, plan.name, n, elements.itemsize, own=hi - lo, overhead=overhead)
+            if payload_bytes is None:
+                call = self.opened_array(plan.kind, plan.name, n, elements.itemsize, own=hi - lo, overhead=overhead)
+            else:
+                call = self.opened(plan.kind, plan.name, payload_bytes)
             tags = self._take_lane() if lane is None else self.tags(lane)
             began = time.perf_counter()
             run = DenseRun(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
@@ -333,7 +337,9 @@ def engine_of(world: World) -> Engine:
             own=world.native.name,
             one_thread=world.one_thread,
             # Collective at the first call, as starting a plan is.
-            segment_bytes=lambda: auto.machine(world).segment_bytes,
+            segment_bytes=lambda: (
+                (world.attached.get(auto.Choice) or auto.current(world)).calibration.machine.segment_bytes
+            ),
         )
         world.attached[Engine] = engine
         world.listeners = [*world.listeners, engine.record_control]

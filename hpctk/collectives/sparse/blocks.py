@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hpctk.compressors.core import sparse
-from hpctk.kernels.indices import index_dtype
 from hpctk.kernels.merge import merge
+from hpctk.kernels.packing import index_dtype
 
 Pairs = tuple[Any, Any]
 
@@ -80,15 +80,3 @@ class SparseBlocks:
 
     def _length(self, block: int) -> int:
         return self._edges[block + 1] - self._edges[block]
-
-
-def summed_lists(messages: Sequence[Any], n: int, dtype: str) -> Pairs:
-    """Return the sum of sparse vectors in their wire form.
-
-    Neighbours first, so that each element is merged log2(ranks) times.
-    """
-    lists = [sparse.read(data, n, dtype) for data in messages]
-    while len(lists) > 1:
-        odd = lists[len(lists) // 2 * 2 :]
-        lists = [merge(*a, *b) for a, b in zip(lists[::2], lists[1::2], strict=False)] + odd
-    return lists[0]

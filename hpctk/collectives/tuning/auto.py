@@ -13,7 +13,7 @@ from typing import Any
 from hpctk.collectives.tuning.calibration import Calibration, read
 from hpctk.comm import environment
 from hpctk.comm.world import World
-from hpctk.schedules import Plan, build
+from hpctk.schedules import Plan, build, cached_plan
 from hpctk.schedules.cost.machine import Machine
 
 
@@ -74,7 +74,7 @@ def plan_for(here: World, kind: str, nbytes: int, schedule: str, root: int = 0) 
     Collective over the communicator at the first call.
     """
     name = choose(here, kind, nbytes) if schedule == "auto" else schedule
-    return build(name, kind, here.size, nodes=here.nodes, root=root)
+    return cached_plan(name, kind, here.size, nodes=here.nodes, root=root)
 
 
 def choose(here: World, kind: str, nbytes: int) -> str:

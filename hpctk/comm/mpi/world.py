@@ -29,7 +29,6 @@ from hpctk.comm import environment, forked, gpu, launcher, postmortem
 from hpctk.comm.agreement import OneThread
 from hpctk.comm.buffers import Stager
 from hpctk.comm.mpi.allreduce import MpiAllreduce
-from hpctk.comm.mpi.transport import MpiTransport
 from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
@@ -38,6 +37,10 @@ from hpctk.errors import PeerError, SettingError
 HERE = 32767
 #: Seconds a leaving rank gives the others to leave too, so that communicators can be freed together.
 LEAVE_S = 1.0
+
+
+_BYTE = MPI.BYTE
+_testsome = MPI.Request.Testsome
 
 
 class MpiWorld(World):
@@ -169,6 +172,40 @@ class MpiWorld(World):
         for comm in (self.data, self.control, self._rolls, self.node):
             if comm != MPI.COMM_NULL:
                 comm.Free()
+
+
+class MpiTransport:
+    """Moves bytes between the ranks of a World."""
+
+    waits = False
+
+    def __init__(self, world: MpiWorld) -> None:
+        self.world = world
+        self.rank, self.size = world.rank, world.size
+        self._comm = world.data
+        self.tag_limit = int(world.data.Get_attr(MPI.TAG_UB) or 32767)
+
+    def isend(self, data: Any, peer: int, tag: int) -> MPI.Request:
+        """Start sending the bytes of `data` to `peer`."""
+        return self._comm.Isend([data, len(data), _BYTE], peer, tag)
+
+    def irecv(self, data: Any, peer: int, tag: int) -> MPI.Request:
+        """Start receiving exactly the bytes of `data` from `peer`."""
+        return self._comm.Irecv([data, len(data), _BYTE], peer, tag)
+
+    def complete(self, requests: list[MPI.Request], wait: bool = False) -> list[int]:
+        """Return the positions of requests that are complete now."""
+        try:
+            return _testsome(requests) or []
+        except MPI.Exception as error:
+            raise PeerError(
+                f"rank {self.rank} of {self.size}: MPI says {error.Get_error_string()!r} of a message. "
+                "Did the ranks give tensors of different sizes?"
+            ) from error
+
+    def waiter(self, operation: str) -> Waiter:
+        """Return what to do while nothing is complete."""
+        return self.world.waiter(operation)
 
 
 def first_meeting(comm: MPI.Intracomm, timeout_s: float) -> MPI.Intracomm:

@@ -27,9 +27,13 @@ def first_bad_sum(flat: torch.Tensor, other: torch.Tensor) -> int | None:
     Not in place; the sum is formed block by block and not kept.
     """
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
-        from hpctk.kernels.select import first_not_finite
+        from hpctk.kernels import magnitude, select
 
-        index = first_not_finite(flat.numpy(), other.numpy())
+        a, b = flat.numpy(), other.numpy()
+        if len(a) < select.WORTH_A_SAMPLE:
+            index = magnitude.first_not_finite(a, b, select.INFINITY[a.dtype.char])
+        else:
+            index = select.first_not_finite(a, b)
         return None if index < 0 else index
     scratch = flat.new_empty(min(flat.numel(), _block(flat)))
     for lo, hi in blocks(flat):

@@ -12,13 +12,14 @@ on every rank.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, TypeGuard
 
 import torch
 
-from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refuse_bad_sums
+from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.signs import feed_common_signs, mean_of_signs
 from hpctk.collectives.onebit import onebit_allreduce, shard_bounds
@@ -27,9 +28,9 @@ from hpctk.compressors.core import finite
 from hpctk.compressors.core.compressor import refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import SettingError
+from hpctk.methods.core.flat_buffer import FlatBuffer
 from hpctk.methods.core.replica import Replica, restore
-from hpctk.methods.core.update_step import FlatBuffer
-from hpctk.telemetry.span import Span
+from hpctk.telemetry.recorder import Span
 
 #: The name of the model as one vector, for compressors and residuals.
 WHOLE = "the whole model"
@@ -72,9 +73,9 @@ class ErrorFeedback:
         self._signed = list(spared.values()).count(False)
         self._n = sum(parameter.numel() for parameter in self.parameters[: self._signed])
         self._two_way = len(signs) == 2 and self._n > 0
-        self._residuals, self._server_residuals = Residuals(), Residuals()
-        self._row = FlatBuffer(self.parameters if _sends_signs(self._compressor) else [])
-        self.errors = self._row.parts or [self._residuals.of(name, parameter.detach()) for name, parameter in named]
+        self._row = FlatBuffer(self.parameters)
+        self.errors = self._row.parts
+        self._residuals, self._server_residuals = Residuals(zip(self.names, self.errors, strict=True)), Residuals()
         self.shard = self.own_shard(torch.zeros(self._n, dtype=self.parameters[0].dtype))
 
     def own_shard(self, whole: torch.Tensor) -> torch.Tensor:
@@ -84,14 +85,10 @@ class ErrorFeedback:
 
     def check(self, updates: FlatBuffer) -> None:
         """Raise TensorError where the sum of an update and its residual is not finite. Local. Changes nothing."""
-        if _sends_signs(self._compressor):
-            row = self._row.flat[: self._n]
-            refuse(finite.first_bad_sum(row, updates.flat[: self._n]), self._n, WHOLE)
-            return
-        named = zip(self.names, updates.parts, strict=True)
-        refuse_bad_sums(
-            {name: part for name, part in named if not self._compressor.is_excluded(name, part)}, self._residuals
-        )
+        bad = finite.first_bad_sum(self._row.flat, updates.flat)
+        if bad is not None:
+            i = bisect(self._row.edges, bad) - 1
+            refuse(bad - self._row.edges[i], self._row.parts[i].numel(), self.names[i])
 
     def exchange(self, updates: FlatBuffer, x: FlatBuffer) -> bool:
         """Replace updates by o and return False; or move x by o without writing it down, and return True.

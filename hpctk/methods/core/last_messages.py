@@ -15,7 +15,7 @@ from hpctk.comm import buffers
 from hpctk.compressors.core import sparse
 from hpctk.errors import TensorError
 from hpctk.kernels import device, merge
-from hpctk.methods.core.update_step import FlatBuffer, squared_distance
+from hpctk.methods.core.flat_buffer import FlatBuffer, squared_distance
 
 Pairs = tuple[Any, Any]
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from hpctk.collectives.compressed_mean import dense_mean
-from hpctk.methods.core.method import Closure, LocalStepRun, evaluate
 from hpctk.methods.core.replica import Replica, first_bad
 from hpctk.methods.core.resharding import SavedRanks
+from hpctk.methods.core.run import Closure, LocalStepRun, evaluate
 from hpctk.methods.core.step_status import LocalStatus
 
 

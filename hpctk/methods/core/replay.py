@@ -19,8 +19,8 @@ import torch
 
 from hpctk import torch_private
 from hpctk.errors import SettingError
-from hpctk.methods.core.method import Closure, evaluate
 from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.run import Closure, evaluate
 
 State = dict[str, Any]
 

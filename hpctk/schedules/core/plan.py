@@ -24,6 +24,8 @@ from enum import Enum
 from hpctk.errors import SettingError
 from hpctk.schedules.cost.volume import Phase, Volume, even
 
+#: Up to so many ranks a plan keeps its rounds: small collectives are run often, and making rounds takes longest.
+FEW = 64
 KINDS = ("allreduce", "reduce_scatter", "allgather", "broadcast", "sparse_allreduce")
 
 
@@ -110,6 +112,7 @@ class Plan:
     sources: tuple[int, ...] | None = None
     nodes: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False)
     owns: Callable[[int], range] | None = field(default=None, compare=False, repr=False)
+    _kept: dict[int, tuple[Round, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         checked_size(self.size)
@@ -119,8 +122,13 @@ class Plan:
             raise SettingError(f"root={self.root}: allowed are 0 to {self.size - 1} (size {self.size})")
 
     def rounds(self, rank: int) -> Iterator[Round]:
-        """Iterate over the rounds of `rank`, made one by one when asked for."""
-        return self.steps(self._checked(rank))
+        """Iterate over the rounds of `rank`; where ranks are many, they are made one by one when asked for."""
+        if rank not in self._kept:
+            steps = self.steps(self._checked(rank))
+            if self.size > FEW:
+                return steps
+            self._kept[rank] = tuple(steps)
+        return iter(self._kept[rank])
 
     def owned(self, rank: int) -> range:
         """Return the blocks that hold the result on `rank` at the end."""

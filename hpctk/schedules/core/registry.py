@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hpctk.errors import SettingError
 from hpctk.schedules import binomial, halving_doubling, hierarchical, recursive_doubling, ring, rotation
@@ -118,6 +119,10 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
     if kind not in builders:
         raise SettingError(f"kind={kind!r}: schedule {name!r} knows {', '.join(builders)}")
     return builders[kind](size, nodes, root)
+
+
+#: As `build`, with nodes as tuples; a plan is data, so one may serve many times.
+cached_plan = lru_cache(maxsize=1024)(build)
 
 
 def names(kind: str, *, with_nodes: bool = False) -> list[str]:

@@ -78,7 +78,7 @@ class Job:
     own: bool = True
     join: Callable[[], AbstractContextManager[Any]] = nullcontext
     no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
-    consensus: Callable[[], AbstractContextManager[Any]] = nullcontext
+    averaged_model: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def _settings(case: Case, library: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _settings(case: Case, library: str) -> dict[str, Any]:
 def _with_own_optimizer(kind: Any, library: str, case: Case, model: Model, **of_kind: Any) -> Job:
     settings = _settings(case, library) | {"overlap": case.overlap} | of_kind
     opt = kind(BASES[case.base](model), case.method, model=model, **settings)
-    return Job(model, opt, opt, model, join=opt.join, no_sync=opt.no_sync, consensus=opt.consensus)
+    return Job(model, opt, opt, model, join=opt.join, no_sync=opt.no_sync, averaged_model=opt.averaged_model)
 
 
 def over_mpi(case: Case, model: Model, place: Place) -> Job:
@@ -137,7 +137,7 @@ def with_compression(case: Case, model: Model, place: Place) -> Job:
     )
     if case.stock != "unattached":
         opt = compression.attach(opt)
-    return Job(model, opt, compression, model, own=False, consensus=compression.consensus)
+    return Job(model, opt, compression, model, own=False, averaged_model=compression.averaged_model)
 
 
 WAYS = {

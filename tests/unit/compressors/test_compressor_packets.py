@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpctk.compressors import QSGD, Half, Packet, PowerSGD, RandomK, Sign, TopK
 from hpctk.compressors.core import sparse
-from hpctk.compressors.core.density import kept
+from hpctk.compressors.core.compressor import kept_elements as kept
 from hpctk.errors import HpctkError
 
 KEYS = list(MAKERS)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from hpctk.kernels import bits as kernel
+from hpctk.kernels import packing as kernel
 from hpctk.kernels import threads as kernel_threads
-from hpctk.kernels.bits import add_signs, pack, pack_signs, packed_length, unpack_signs
+from hpctk.kernels.packing import add_signs, pack, pack_signs, packed_length, unpack_signs
 
 few = settings(deadline=None, max_examples=60)
 signed = npst.arrays(

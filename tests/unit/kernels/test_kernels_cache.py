@@ -11,18 +11,18 @@ import numpy as np
 from jobs import clean_environment
 
 import hpctk.kernels
-from hpctk.kernels import bits, compiled, indices, merge, select
+from hpctk.kernels import compiled, merge, packing, select
 
 #: A little of everything would compile for half a minute; these have all there is to go wrong: an
 #: argument that may be None, a kernel that uses an intrinsic, another's module.
 PROGRAM = """
 import json
 import numpy as np
-from hpctk.kernels import indices, magnitude, select
+from hpctk.kernels import magnitude, packing, select
 residual = np.arange(100, dtype=np.float32)
 select.feed_top_k(residual, None, 3, threads=1)
-indices.pack_indices(np.arange(5, dtype=np.int32), 10)
-used = [magnitude.first_not_finite, magnitude.histogram, magnitude.count, magnitude.write_indices, indices._split]
+packing.pack_indices(np.arange(5, dtype=np.int32), 10)
+used = [magnitude.first_not_finite, magnitude.histogram, magnitude.count, magnitude.write_indices, packing._split]
 print(json.dumps([[sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values())] for kernel in used]))
 """
 
@@ -83,9 +83,9 @@ def test_no_kernel_touches_a_global_random_generator():
     chosen, taken = select.feed_top_k(values, values.copy(), 4000, threads=2)
     select.top_k(values.view(np.uint32), 4000)
     merge.scatter_add(values, *merge.merge(chosen, taken, chosen[::2].copy(), taken[::2].copy()))
-    indices.unpack_indices(indices.pack_indices(chosen, len(values)), len(chosen), len(values))
-    bits.unpack_signs(bits.pack_signs(values), len(values), 1.0, np.float32)
-    bits.unpack(bits.pack(values > 0, 1), 1, np.empty(len(values), np.uint8))
+    packing.unpack_indices(packing.pack_indices(chosen, len(values)), len(chosen), len(values))
+    packing.unpack_signs(packing.pack_signs(values), len(values), 1.0, np.float32)
+    packing.unpack(packing.pack(values > 0, 1), 1, np.empty(len(values), np.uint8))
     device.top_k(torch.from_numpy(values), 4000)
     after = random.getstate(), np.random.get_state(), torch.get_rng_state()
     assert before[0] == after[0]

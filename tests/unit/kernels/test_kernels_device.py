@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from hpctk.kernels import bits, device, merge, select
+from hpctk.kernels import device, merge, packing, select
 
 few = settings(deadline=None, max_examples=60)
 values = st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0**-149, -(2.0**-149), 1e38, -1e38, 7.0, -9.0])
@@ -68,11 +68,13 @@ def test_signs(array, scale):
     n = len(array)
     packed = device.pack_signs(torch.from_numpy(array))
     assert packed.dtype == torch.uint8
-    assert same(packed, bits.pack_signs(array))
+    assert same(packed, packing.pack_signs(array))
     dtype = torch.float32 if array.dtype == np.float32 else torch.float64
-    assert same(device.unpack_signs(packed, n, scale, dtype), bits.unpack_signs(packed.numpy(), n, scale, array.dtype))
+    assert same(
+        device.unpack_signs(packed, n, scale, dtype), packing.unpack_signs(packed.numpy(), n, scale, array.dtype)
+    )
     here, there = np.full(n, 0.3, array.dtype), torch.full((n,), 0.3, dtype=dtype)
-    bits.add_signs(packed.numpy(), n, scale, here)
+    packing.add_signs(packed.numpy(), n, scale, here)
     device.add_signs(packed, n, scale, there)
     assert same(there, here)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hpctk.kernels.indices import index_dtype, pack_indices, packed_bytes, unpack_indices
+from hpctk.kernels.packing import index_dtype, pack_indices, packed_bytes, unpack_indices
 
 few = settings(deadline=None, max_examples=100)
 

@@ -4,8 +4,7 @@ import pytest
 
 from hpctk.collectives.engine import engine as engine_module
 from hpctk.collectives.engine.engine import Engine
-from hpctk.telemetry.recorder import Call
-from hpctk.telemetry.span import dense_sent
+from hpctk.telemetry.recorder import Call, dense_sent
 
 
 class Nowhere:

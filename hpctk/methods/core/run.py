@@ -1,0 +1,257 @@
+"""A method at work on one rank: what it keeps, and how a step is prepared, exchanged and committed.
+
+GradientRun    backward -> exchange the gradients -> base step
+UpdateRun      [step ahead] -> backward -> local step -> exchange the difference -> apply
+ModelRun       local steps -> now and then exchange the parameters -> pull     (model_step.py)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hpctk.errors import HpctkError, TensorError
+from hpctk.methods.core.replica import Gradients, Replica, first_bad
+from hpctk.methods.core.resharding import SavedRanks
+from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
+
+Closure = Callable[[], Any]
+
+
+class Run:
+    """A method at work on one rank.
+
+    Attributes
+    ----------
+    counts : Counter
+        What happened so often: rounds, uploads, skips, skipped_steps, fallbacks.
+    finished : bool
+        Whether a time budget has run out; the same on all ranks.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.counts: Counter[str] = Counter()
+        self.finished = False
+
+    def evaluated_parameters(self) -> list[torch.Tensor] | None:
+        """Return the parameters that the method wants evaluated, None for those the model holds.
+
+        Collective over the communicator.
+        """
+        return None
+
+    def local_state(self) -> dict[str, Any]:
+        """Return what this rank alone knows: tensors, numbers and dicts of them. Not copies."""
+        return {}
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `local_state` returned."""
+        if state:
+            raise HpctkError(f"{type(self).__name__} keeps no state, but was given {', '.join(state)}")
+
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
+        """Return the local state to go on from where another number of ranks saved theirs.
+
+        Rank 0's by default, which is right for what all ranks have in common.
+        """
+        state: dict[str, Any] = earlier.first()
+        return state
+
+    def shared_state(self) -> Mapping[str, torch.Tensor]:
+        """Return what all ranks hold alike between steps, by name: the parameters, unless a method says otherwise."""
+        return self.replica.named(self.replica.values)
+
+    def open_step(
+        self, gradients: Callable[[], Gradients], groups: Sequence[Mapping[str, Any]] = (), *, active: bool = True
+    ) -> StepStatus:
+        """Prepare a step, and learn what all ranks have: gradients, bad ones, data, errors. Changes nothing.
+
+        Collective over the communicator: one small message, a second one in steps in which some ranks have gradients
+        that others lack.
+
+        Parameters
+        ----------
+        gradients : callable
+            Returns this rank's, one of each parameter.
+        groups : sequence of mappings
+            The base optimizer's, where it is known: their rates are compared now and then.
+        active : bool
+            Whether this rank has data.
+        """
+
+        def find() -> LocalStatus:
+            held = gradients()
+            bad = first_bad(held)
+            if bad is None:
+                self.prepare(held)
+            return LocalStatus([gradient is not None for gradient in held], bad, active)
+
+        status = self.replica.status.exchange(prepared(find), groups, self.shared_state)
+        if status.active:
+            self.replica.leader = status.leader
+        return status
+
+    def prepare(self, gradients: Gradients) -> None:
+        """Raise HpctkError where this rank cannot make the step with these finite gradients; nothing by default.
+
+        Local, before the step is opened, which tells all ranks. Changes nothing that lasts.
+        """
+
+    def skip_or_raise(self, status: StepStatus) -> bool:
+        """Return whether all ranks skip this step because a gradient is bad; raise where that was asked for."""
+        if status.bad is None:
+            return False
+        # Not applied in either case.
+        self.counts["skipped_steps"] += 1
+        if self.replica.on_bad_gradient == "raise" and not self.replica.scaled:
+            rank, name = status.bad
+            raise HpctkError(
+                f"rank {rank}: the gradient of {name!r} is NaN or infinite. It was not applied; "
+                "on_bad_gradient='skip' would skip such steps on all ranks and count them, as a GradScaler wants it."
+            )
+        return True
+
+
+class GradientRun(Run, ABC):
+    """A gradient method at work: a step is prepared, exchanged and committed.
+
+    ways_in/gradient_exchange.py calls the three, for every way in.
+    """
+
+    @abstractmethod
+    def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Replace gradients, contiguous and by name, by what the base optimizer is to see.
+
+        Collective over the communicator. In place.
+        """
+
+    def commit(self) -> None:
+        """Keep what the last exchange has taught, now that its result is going to be used. Local."""
+        self.counts["rounds"] += 1
+
+    def rescale(self, factor: float) -> None:
+        """Take what is left of earlier gradients for `factor` times as much: the loss is scaled otherwise now.
+
+        Nothing by default. In place.
+        """
+
+    def meet(self, base: torch.optim.Optimizer) -> None:
+        """Learn which optimizer will step on what comes of the exchanges; nothing by default. Local."""
+
+    def apply(self, base: torch.optim.Optimizer) -> None:
+        """Let the base optimizer step on the exchanged gradients."""
+        base.step()
+
+
+class BucketRun(GradientRun):
+    """A gradient method that can exchange a part of the gradients before the others are there."""
+
+    @property
+    @abstractmethod
+    def by_buckets(self) -> bool:
+        """Whether it can with these settings: then backward may overlap."""
+
+    @abstractmethod
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Any:
+        """Start exchanging some gradients; return what `finish_buckets` needs.
+
+        Collective over the communicator. Not in place. `lane` is the engine's, reserved for this bucket: ranks come
+        to it at different times, unless it is known that they start all their collectives `in_order`.
+        """
+
+    @abstractmethod
+    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
+        """Return what the base optimizer is to see of each bucket, as one flat tensor.
+
+        Collective over the communicator. `has` names the parameters that have a gradient on some rank.
+        """
+
+
+class LocalStepRun(Run, ABC):
+    """An update or model method at work.
+
+    Attributes
+    ----------
+    base : torch.optim.Optimizer
+        Does the local steps.
+    skipped : bool
+        Whether the last step was not applied because a gradient was bad.
+    """
+
+    def __init__(self, replica: Replica, base: torch.optim.Optimizer) -> None:
+        super().__init__(replica)
+        self.base = base
+        self.skipped = False
+
+    @abstractmethod
+    def step(self, closure: Closure | None, loss: float | None) -> Any:
+        """Do one optimizer step and return what the closure returned. Collective, but for local steps."""
+
+    @abstractmethod
+    def idle(self) -> bool:
+        """Take part in what the others do without data of one's own; return whether any rank has some left.
+
+        Collective over the communicator: it pairs with a step, or with a round of a model method.
+        """
+
+
+class UpdateRun(LocalStepRun):
+    """An update method at work: derive, and say what an iteration does once gradients are known to be good."""
+
+    def __init__(self, replica: Replica, base: torch.optim.Optimizer) -> None:
+        super().__init__(replica, base)
+        #: Iterations so far, t; the same on all ranks. One that all ranks skipped does not count.
+        self.t = 0
+        #: Why this rank's last update could not be sent: the next step tells all ranks.
+        self._unsent: HpctkError | None = None
+
+    def prepare(self, gradients: Gradients) -> None:
+        """Raise what came up when the last step was under way already."""
+        error, self._unsent = self._unsent, None
+        if error is not None:
+            raise error
+
+    def keep_unsent(self, error: HpctkError) -> None:
+        """Let all ranks raise `error` in the next step: this one goes on, without an update of this rank."""
+        self._unsent = TensorError(f"{error} That update was not sent; the residual is what it was before it.")
+
+    @abstractmethod
+    def exchange(self, *, active: bool) -> None:
+        """Do one iteration, or take part in the others' where this rank has no data (`active` is false).
+
+        Collective over the communicator. In place.
+        """
+
+    def step(self, closure: Closure | None, loss: float | None) -> Any:
+        """Do one iteration on the gradient that is there, or that the closure makes."""
+        value = evaluate(closure)
+        self._advance(self.open_step(self.replica.gradients, self.base.param_groups), active=True)
+        return value
+
+    def idle(self) -> bool:
+        """Take part in an iteration without a gradient of one's own."""
+        for parameter in self.replica.parameters:
+            parameter.grad = None
+        status = self.open_step(self.replica.gradients, self.base.param_groups, active=False)
+        if status.active:
+            self._advance(status, active=False)
+        return status.active
+
+    def _advance(self, status: StepStatus, *, active: bool) -> None:
+        self.skipped = self.skip_or_raise(status)
+        if not self.skipped:
+            self.exchange(active=active)
+            self.t += 1
+
+
+def evaluate(closure: Closure | None) -> Any:
+    """Return what the closure returns, with gradients enabled; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
