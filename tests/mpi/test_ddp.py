@@ -560,6 +560,19 @@ def test_another_optimizer_is_not_touched_by_a_dropped_step(world, process_group
     assert not any((a == b).all() for a, b in zip(before, values(other), strict=True))
 
 
+def test_a_step_is_dropped_wherever_an_optimizer_has_the_parameters(world, process_group):
+    """One optimizer for two models: those of the other come first in its group, and are stepped."""
+    model, other = net(), net(seed=1)
+    wrapped, _ = wrap(model, process_group, on_bad_gradient="skip")
+    base = sgd([*other.parameters(), *model.parameters()])
+    (loss_of(wrapped, world.rank, 0) * (np.inf if world.rank == 0 else 1)).backward()
+    loss_of(other, world.rank, 0).backward()
+    before = values(model), values(other)
+    base.step()
+    assert all((a == b).all() for a, b in zip(before[0], values(model), strict=True))
+    assert not any((a == b).all() for a, b in zip(before[1], values(other), strict=True))
+
+
 def test_two_models_in_different_orders(world, process_group):
     """Each on its own would be right; the buckets of one must not be taken for those of the other."""
     if world.size == 1:

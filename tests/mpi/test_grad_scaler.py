@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from scaled_training import METHODS, RECIPES, STEPS, assert_in_step, scaled_model
+from scaled_training import (
+    METHODS,
+    RECIPES,
+    STEPS,
+    assert_in_step,
+    assert_the_same_at_any_scale,
+    scaled_model,
+)
 from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, values
 
@@ -83,6 +90,16 @@ def test_what_travels_is_unscaled(world):
     # Powers of two: to the bit.
     for other in trained[1:]:
         assert all((a == b).all() for a, b in zip(trained[0], other, strict=True))
+
+
+def test_residuals_follow_the_scale(world):
+    """synchronize() exchanges gradients while they are scaled."""
+
+    def make(model, base):
+        method = hpctk.Mean(hpctk.TopK(0.4))
+        return hpctk.DistributedOptimizer(base, method, model=model, on_bad_gradient="skip")
+
+    assert_the_same_at_any_scale(world, make, RECIPES["synchronize"])
 
 
 def test_a_local_method_unscales_and_skips_by_itself(world):

@@ -77,3 +77,29 @@ def assert_in_step(world, model, opt, recipe, steps, *, shared=None, forward=Non
         assert all((abs(x) < 1e6).all() for x in held)
     assert 0 < skipped < steps
     return scaler.get_scale(), skipped
+
+
+def assert_the_same_at_any_scale(world, make, recipe) -> None:
+    """Train with a scale that grows, and is halved by an overflow, and without a scaler: the model is the same.
+
+    `make` returns the optimizer of a model and a base optimizer; it skips bad gradients.
+    """
+    trained = []
+    for scale in (None, 4.0, 2.0**20):
+        model, base = scaled_model()
+        model.double()
+        opt = make(model, base)
+        scaler = torch.amp.GradScaler(
+            "cpu", init_scale=scale or 1.0, growth_interval=2, enabled=scale is not None
+        )
+        for t in range(10):
+            opt.zero_grad()
+            loss = loss_of(model, world.rank, t)
+            unlucky = t == 5 and world.rank == world.size - 1
+            scaler.scale(loss * float("inf") if unlucky else loss).backward()
+            recipe(scaler, opt, model)
+        trained.append(values(model))
+        assert scale is None or scaler.get_scale() == scale * 2.0**3
+    # Powers of two: to the bit.
+    for other in trained[1:]:
+        assert all((a == b).all() for a, b in zip(trained[0], other, strict=True))

@@ -2,7 +2,14 @@
 
 import pytest
 from horovod_ways import stock
-from scaled_training import METHODS, RECIPES, STEPS, assert_in_step, scaled_model
+from scaled_training import (
+    METHODS,
+    RECIPES,
+    STEPS,
+    assert_in_step,
+    assert_the_same_at_any_scale,
+    scaled_model,
+)
 
 import hpctk
 import hpctk.horovod
@@ -34,3 +41,13 @@ def test_own_optimizer(world, hvd, recipe, method):
     model, base = scaled_model()
     opt = hpctk.horovod.DistributedOptimizer(base, METHODS[method](), model=model, on_bad_gradient="skip")
     assert_in_step(world, model, opt, RECIPES[recipe], STEPS, shared=shared_by(method, opt))
+
+
+@pytest.mark.parametrize("recipe", ["plain", "synchronize"])
+def test_residuals_follow_the_scale(world, hvd, recipe):
+    def make(model, base):
+        skipping = {"on_bad_gradient": "skip"}
+        method = hpctk.Mean(hpctk.TopK(0.4))
+        return stock(hvd, method, model=model, base=base, attach=True, of_compression=skipping)[1]
+
+    assert_the_same_at_any_scale(world, make, RECIPES[recipe])

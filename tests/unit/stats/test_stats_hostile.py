@@ -1,8 +1,12 @@
 """Statistics files that are not what they should be: one line says which and why."""
 
+import subprocess
+import sys
+
 import h5py
 import numpy as np
 import pytest
+from jobs import clean_environment
 from stats_files import rank_tables, write_rank
 
 import hpctk.stats
@@ -240,6 +244,24 @@ def test_columns_upon_each_other(path):
         data[layout : layout + 16] = (96).to_bytes(8, "little") + (8 * rows).to_bytes(8, "little")
     path.write_bytes(data)
     assert refused(path) == "is damaged: steps is longer than the file"
+
+
+def test_the_same_fault_is_told_whichever_way_strings_hash(path):
+    def change(file):
+        for name in ("calls", "peers", "sizes", "steps"):
+            del file[name][next(iter(file[name]))]
+
+    changed(path, change)
+    program = f"import hpctk.stats; hpctk.stats.load({str(path)!r})"
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=clean_environment(PYTHONHASHSEED=seed), capture_output=True, text=True, timeout=60,
+        ).stderr.splitlines()[-1]
+        for seed in ("1", "2", "3", "4")
+    }  # fmt: skip
+    assert len(said) == 1
+    assert ": lacks " in said.pop()
 
 
 def test_nan_and_any_bytes_are_values(tmp_path):
