@@ -33,9 +33,7 @@ def quickstart(project, *tools):
     for tool in (*TOOLS, *tools):
         (programs / tool).symlink_to(shutil.which(tool))
     environ = {"PATH": str(programs), "HOME": str(project.parent)}
-    return subprocess.run(
-        [project / "launch" / "quickstart"], env=environ, capture_output=True, text=True, timeout=30
-    )
+    return subprocess.run([project / "launch" / "quickstart"], env=environ, capture_output=True, text=True, timeout=30)
 
 
 def test_a_second_one_is_told_of_the_first(project):

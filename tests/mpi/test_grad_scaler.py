@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from scaled_training import (
-    METHODS,
-    RECIPES,
-    STEPS,
-    assert_in_step,
-    assert_the_same_at_any_scale,
-    scaled_model,
-)
+from scaled_training import METHODS, RECIPES, STEPS, assert_in_step, assert_the_same_at_any_scale, scaled_model
 from torch.nn.parallel import DistributedDataParallel
 from training import loss_of, values
 

@@ -89,9 +89,7 @@ def assert_the_same_at_any_scale(world, make, recipe) -> None:
         model, base = scaled_model()
         model.double()
         opt = make(model, base)
-        scaler = torch.amp.GradScaler(
-            "cpu", init_scale=scale or 1.0, growth_interval=2, enabled=scale is not None
-        )
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=2, enabled=scale is not None)
         for t in range(10):
             opt.zero_grad()
             loss = loss_of(model, world.rank, t)

@@ -2,14 +2,7 @@
 
 import pytest
 from horovod_ways import stock
-from scaled_training import (
-    METHODS,
-    RECIPES,
-    STEPS,
-    assert_in_step,
-    assert_the_same_at_any_scale,
-    scaled_model,
-)
+from scaled_training import METHODS, RECIPES, STEPS, assert_in_step, assert_the_same_at_any_scale, scaled_model
 
 import hpctk
 import hpctk.horovod
