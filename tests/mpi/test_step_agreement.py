@@ -108,6 +108,18 @@ def test_a_rank_that_makes_a_step_more(world, method):
         assert "must make the same collective calls in the same order" in said
 
 
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().kind != "model"])
+def test_a_step_has_one_small_message(world, method, monkeypatch):
+    model, opt = trainee(net(), METHODS[method]())
+    step(world.rank, model, opt)
+    seen = []
+    listeners = [*world.listeners, lambda kind, operation, nbytes, began_s: seen.append(operation)]
+    monkeypatch.setattr(world, "listeners", listeners)
+    for _ in range(4):
+        step(world.rank, model, opt)
+    assert seen == ["opening a step"] * 4
+
+
 def test_a_step_beside_a_round(world):
     ours, theirs = trainee(net(), hpctk.Mean()), trainee(net(), hpctk.LocalSGD(period=1))
     for _ in range(TRIES):
