@@ -58,11 +58,11 @@ class Clock:
         """Return the seconds of some work: all, and by kind."""
         self.seconds = dict.fromkeys(KINDS, 0.0)
         engine = engine_of(self._here)
-        exposed, began = engine.exposed_s, time.perf_counter()
+        exposed, began = engine.recorders.exposed_s, time.perf_counter()
         with counted(self._here, self):
             work()
         total = time.perf_counter() - began
-        self.seconds["communication"] = engine.exposed_s - exposed
+        self.seconds["communication"] = engine.recorders.exposed_s - exposed
         return {"seconds": total, **self.seconds, "rest": total - sum(self.seconds.values())}
 
 

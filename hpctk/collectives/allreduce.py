@@ -155,7 +155,7 @@ def _report(here: World, call: Call, waiting_s: float) -> None:
     """Record a call of the library's own, of which only its duration is known."""
     engine = engine_of(here)
     call.waiting_s = waiting_s
-    engine.exposed_s += waiting_s
+    engine.recorders.exposed_s += waiting_s
     engine.report(call)
 
 

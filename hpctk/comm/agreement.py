@@ -26,11 +26,10 @@ from types import TracebackType
 from typing import TypeVar
 
 from hpctk.errors import HpctkError, MismatchError, PeerError, SettingError, TensorError
+from hpctk.telemetry.recorder import Recorders
 
 T = TypeVar("T")
 Items = Sequence[tuple[str, object]]
-#: Hears what the ranks told each other: what it was, for which operation, how many bytes, since when.
-Listener = Callable[[str, str, int, float], None]
 
 #: Integers in the first message of every agreement, and how many of them name the operation.
 FRAME, HEAD = 16, 4
@@ -43,8 +42,8 @@ class Agreement(ABC):
 
     rank: int
     size: int
-    #: Told of every agreement, when it is made.
-    listeners: Sequence[Listener] = ()
+    #: Of the calls among these ranks; an agreement is one.
+    recorders: Recorders
     #: What the user has called that is made of several operations, "" where that is none.
     _called: str = ""
 
@@ -77,8 +76,7 @@ class Agreement(ABC):
         """
         began = time.perf_counter()
         least = self._framed(values, operation)
-        for listen in self.listeners:
-            listen("flags", operation, 8 * (HEAD + max(len(values), FRAME - HEAD)), began)
+        self.recorders.record_control("flags", operation, 8 * (HEAD + max(len(values), FRAME - HEAD)), began)
         return least
 
     def _framed(self, values: Sequence[int], operation: str) -> list[int]:
@@ -109,8 +107,7 @@ class Agreement(ABC):
         text = bytearray(data) if self.rank == root else bytearray(length)
         if length:
             self._broadcast(text, root, operation)
-        for listen in self.listeners:
-            listen("broadcast", operation, length if self.rank == root else 0, began)
+        self.recorders.record_control("broadcast", operation, length if self.rank == root else 0, began)
         return bytes(text)
 
     def agree(self, what: str, items: Items) -> None:

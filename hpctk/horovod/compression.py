@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from hpctk import torch_private
-from hpctk.collectives.engine.engine import engine_of
 from hpctk.comm.world import world
 from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError, SettingError
@@ -245,7 +244,7 @@ class Compression(Participant, ReadyMade):
     def _record_tokens(self) -> None:
         """Record what Horovod has moved for us; how, it keeps to itself."""
         with self._counters.counting():
-            engine_of(self.world).record_control(
+            self.world.recorders.record_control(
                 "tokens", "horovod", tokens.TOKEN_BYTES * len(self._kept), time.perf_counter()
             )
 

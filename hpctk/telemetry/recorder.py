@@ -101,6 +101,31 @@ class Counter:
             self.received_bytes += call.received_bytes
 
 
+class Recorders(list[Recorder]):
+    """Those that take the calls among some ranks.
+
+    `exposed_s` are the seconds that whoever called spent in communication instead of computing; `library` is the name
+    of the schedule by which what joins the ranks moves a few bytes.
+    """
+
+    def __init__(self, library: str = "") -> None:
+        super().__init__()
+        self.library, self.exposed_s = library, 0.0
+
+    def record_control(self, operation: str, why: str, nbytes: int, began_s: float) -> None:
+        """Record the few bytes by which ranks agree, where a recorder wants them. The library moved them."""
+        seconds = time.perf_counter() - began_s
+        self.exposed_s += seconds
+        for recorder in self:
+            if recorder.flags:
+                recorder.record(
+                    Call(
+                        operation=operation, schedule=self.library, tensor=why, payload_bytes=nbytes,
+                        began_s=began_s, seconds=seconds, waiting_s=seconds,
+                    )
+                )  # fmt: skip
+
+
 class Span:
     """Calls that belong together.
 

@@ -89,7 +89,7 @@ class Counters:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the collectives inside. Local; may be nested."""
-        engine, before = engine_of(self._world), engine_of(self._world).exposed_s
+        engine, before = engine_of(self._world), engine_of(self._world).recorders.exposed_s
         listening = (self.counter,) if self.recording is None else (self.counter, self.recording)
         self._depth += 1
         try:
@@ -98,7 +98,7 @@ class Counters:
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self._exposed_s += engine.exposed_s - before
+                self._exposed_s += engine.recorders.exposed_s - before
 
     @contextmanager
     def preparing(self) -> Iterator[None]:

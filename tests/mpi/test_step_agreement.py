@@ -113,8 +113,7 @@ def test_a_step_has_one_small_message(world, method, monkeypatch):
     model, opt = trainee(net(), METHODS[method]())
     step(world.rank, model, opt)
     seen = []
-    listeners = [*world.listeners, lambda kind, operation, nbytes, began_s: seen.append(operation)]
-    monkeypatch.setattr(world, "listeners", listeners)
+    monkeypatch.setattr(world.recorders, "record_control", lambda kind, what, *_: seen.append(what))
     for _ in range(4):
         step(world.rank, model, opt)
     assert seen == ["opening a step"] * 4

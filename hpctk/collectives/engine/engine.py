@@ -23,7 +23,7 @@ from hpctk.comm.agreement import OneThread
 from hpctk.comm.transport import Transport
 from hpctk.comm.world import World
 from hpctk.schedules.core.plan import Plan, bounds
-from hpctk.telemetry.recorder import Call, Counter, Recorder, Span, dense_sent
+from hpctk.telemetry.recorder import Call, Counter, Recorder, Recorders, Span, dense_sent
 from hpctk.telemetry.traffic import Traffic
 
 #: Runs that may be under way at once; each has tags of its own.
@@ -50,24 +50,22 @@ class Entry(NamedTuple):
 class Engine:
     """Runs plans over a transport.
 
-    Every call goes to `recorder`, beside the engine's own `counter`. `own` is the name of the library's own schedule,
-    `one_thread` is held by whoever uses the transport, and `segment_bytes` returns the longest message.
+    Every call goes to `recorders`, to which the engine adds its own `counter`; `one_thread` is held by whoever uses the
+    transport, and `segment_bytes` returns the longest message.
     """
 
     def __init__(
         self,
         transport: Transport,
-        recorder: Recorder | None = None,
-        own: str = "",
+        recorders: Recorders | None = None,
         one_thread: OneThread | None = None,
         segment_bytes: Callable[[], int] = lambda: SEGMENT_BYTES,
     ) -> None:
-        self.transport, self.own, self._segment_bytes = transport, own, segment_bytes
+        self.transport, self._segment_bytes = transport, segment_bytes
         self.one_thread = one_thread or OneThread()
         self.counter = Counter()
-        self.recorders: list[Recorder] = [self.counter] + ([recorder] if recorder else [])
-        #: Seconds that whoever called spent in communication instead of computing.
-        self.exposed_s = 0.0
+        self.recorders = Recorders() if recorders is None else recorders
+        self.recorders.append(self.counter)
         self._span: Span | None = None
         self._running: list[Entry] = []
         self._started = 0
@@ -107,7 +105,7 @@ class Engine:
             began = time.perf_counter()
             run = DenseRun(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
             self._add(run, call, in_order=lane is None)
-            self.exposed_s += time.perf_counter() - began
+            self.recorders.exposed_s += time.perf_counter() - began
             self._retire()
         return run
 
@@ -223,7 +221,7 @@ class Engine:
                         run.waiting_s += now - before - (run.combining_s - combined_s)
                         before = now
             finally:
-                self.exposed_s += time.perf_counter() - began
+                self.recorders.exposed_s += time.perf_counter() - began
 
     def _retire(self) -> None:
         done = [entry for entry in self._running if entry.run.done]
@@ -294,18 +292,6 @@ class Engine:
         call.seconds = time.perf_counter() - call.began_s
         _emit(call, self.recorders, self._span)
 
-    def record_control(self, operation: str, why: str, nbytes: int, began_s: float) -> None:
-        """Record the few bytes by which ranks agree in a step, where a recorder wants them. The library moved them."""
-        now = time.perf_counter()
-        self.exposed_s += now - began_s
-        listening = [recorder for recorder in self.recorders if recorder.flags]
-        if listening:
-            call = Call(
-                operation=operation, schedule=self.own, tensor=why, payload_bytes=nbytes,
-                began_s=began_s, seconds=now - began_s, waiting_s=now - began_s,
-            )  # fmt: skip
-            _emit(call, listening, None)
-
     def count(self, peer: int, sent_bytes: int, received_bytes: int, messages: int = 1) -> None:
         """Count messages to and from a peer that did not go through a plan, each of so many bytes."""
         for traffic in self._traffic():
@@ -334,15 +320,14 @@ def engine_of(world: World) -> Engine:
     if engine is None:
         engine = Engine(
             world.transport(),
-            own=world.native.name,
-            one_thread=world.one_thread,
+            world.recorders,
+            world.one_thread,
             # Collective at the first call, as starting a plan is.
             segment_bytes=lambda: (
                 (world.attached.get(auto.Choice) or auto.current(world)).calibration.machine.segment_bytes
             ),
         )
         world.attached[Engine] = engine
-        world.listeners = [*world.listeners, engine.record_control]
         # Ranks may wait for different things: whatever this one waits for, its runs go on.
         world.background.append(engine.progress)
     return engine

@@ -32,6 +32,7 @@ from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
+from hpctk.telemetry.recorder import Recorders
 
 #: The tag of "here" on the user's communicator, the highest MPI guarantees.
 HERE = 32767
@@ -54,7 +55,7 @@ class MpiWorld(World):
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.one_thread = OneThread()
+        self.one_thread, self.recorders = OneThread(), Recorders(MpiAllreduce.name)
         self.name = comm.Get_name() or f"{self.size} ranks"
         self.library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         self._neighbours: dict[int, postmortem.Process] = {}

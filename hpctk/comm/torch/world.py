@@ -33,6 +33,7 @@ from hpctk.comm.torch.allreduce import TorchAllreduce
 from hpctk.comm.torch.transport import TorchTransport
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
+from hpctk.telemetry.recorder import Recorders
 
 #: Between two looks at a collective, and at what goes on in the background.
 PAUSE = timedelta(milliseconds=1)
@@ -54,6 +55,7 @@ class TorchWorld(World):
     def __init__(self, theirs: dist.ProcessGroup) -> None:
         self.rank, self.size = dist.get_rank(theirs), dist.get_world_size(theirs)
         self.one_thread = OneThread("torch.distributed.new_group()")
+        self.recorders = Recorders(TorchAllreduce.name)
         self.name = "WORLD" if theirs is dist.group.WORLD else f"group {theirs.group_name}"
         self.library = f"torch.distributed {torch.__version__}, gloo"
         self._timeout_s = environment.readable_timeout_s()

@@ -64,7 +64,7 @@ class Tickets:
         call = engine.opened("ticket", word.way, 8, overhead=True)
         before = word.add(value)
         call.waiting_s = time.perf_counter() - call.began_s
-        engine.exposed_s += call.waiting_s
+        engine.recorders.exposed_s += call.waiting_s
         if word.sent_bytes is not None and word.received_bytes is not None:
             call.sent_bytes = call.received_bytes = call.messages = 0
             if self._rank != OWNER:

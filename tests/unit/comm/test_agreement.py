@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hpctk.comm.agreement import Agreement, first_difference
 from hpctk.errors import MismatchError, PeerError, SettingError, TensorError
+from hpctk.telemetry.recorder import Recorders
 
 MEETING_S = 20
 
@@ -17,7 +18,7 @@ class ThreadRank(Agreement):
     """One rank of a group of threads. Fails if the ranks do not make the same collective call."""
 
     def __init__(self, rank, size, barrier, table):
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.recorders = rank, size, Recorders()
         self._barrier, self._table = barrier, table
 
     def _exchange(self, call, data):

@@ -4,7 +4,7 @@ import pytest
 
 from hpctk.collectives.engine import engine as engine_module
 from hpctk.collectives.engine.engine import Engine
-from hpctk.telemetry.recorder import Call, dense_sent
+from hpctk.telemetry.recorder import Call, Recorders, dense_sent
 
 
 class Nowhere:
@@ -30,7 +30,9 @@ def noted():
 
 @pytest.fixture
 def engine(noted):
-    return Engine(Nowhere(), noted, own="mpi")
+    recorders = Recorders("mpi")
+    recorders.append(noted)
+    return Engine(Nowhere(), recorders)
 
 
 def do(engine, nbytes, **more):
@@ -104,14 +106,14 @@ def test_a_failure_inside_does_not_lose_calls(engine, noted):
 
 
 def test_agreements_are_told_to_those_who_want_to_know(engine, noted):
-    engine.record_control("flags", "opening a step", 40, 0.0)
+    engine.recorders.record_control("flags", "opening a step", 40, 0.0)
     assert engine.counter.calls == 0
-    assert engine.exposed_s > 0
+    assert engine.recorders.exposed_s > 0
     told = noted.calls[0]
     assert (told.operation, told.schedule, told.tensor, told.payload_bytes) == ("flags", "mpi", "opening a step", 40)
     assert told.sent_bytes is None
     noted.flags = False
-    engine.record_control("flags", "opening a step", 40, 0.0)
+    engine.recorders.record_control("flags", "opening a step", 40, 0.0)
     assert len(noted.calls) == 1
 
 
