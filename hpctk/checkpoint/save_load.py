@@ -20,14 +20,16 @@ from hpctk.checkpoint.rank_file import Header, Seal
 from hpctk.checkpoint.training import Trainer
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.tuning import auto
+from hpctk.comm.collective import collective
 from hpctk.comm.world import World
 from hpctk.errors import PeerError
 
 
+@collective
 def save_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, **extra: Any) -> Path:
     """Save all that training goes on from, and return the folder of this checkpoint.
 
-    Collective over the optimizer's communicator, between two steps. The last two checkpoints in the folder are kept.
+    Between two steps. The last two checkpoints in the folder are kept.
     An error on one rank is raised on all, and leaves the checkpoints that are there as they were. With asynchronous
     GRAWA save right after a round: elsewhere ranks are in different steps and would wait for each other.
 
@@ -92,10 +94,11 @@ def _begin(home: Path, step: int) -> dict[str, Any]:
     return {"place": place.name, "checkpoint": uuid.uuid4().hex, "unfinished": unfinished}
 
 
+@collective
 def load_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, *, strict: bool = True) -> dict[str, Any]:
     """Let training go on from a checkpoint, and return what `save_checkpoint` was given as extra.
 
-    Collective over the optimizer's communicator. With as many ranks as saved it, training goes on bit for bit
+    With as many ranks as saved it, training goes on bit for bit
     (asynchronous GRAWA excepted). With another number, residuals are dealt out so that what the method applies is
     conserved; see docs/checkpoints.md for the rest. If anything is wrong on any rank, every rank raises the same
     error, and model and optimizer are what they were.
