@@ -111,7 +111,7 @@ def formula_bytes(here, job, name):
 
 
 def show(here, job, seconds, sent, target):
-    chosen = next(iter(here.attached[Choices].made.values())) if Choices in here.attached else ""
+    chosen = next(iter(here.attached[Choices].values())) if Choices in here.attached else ""
     entries = []
     for name, value in sorted(seconds.items(), key=lambda item: item[1]):
         entry = {"name": name, "seconds": value}

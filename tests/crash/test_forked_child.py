@@ -62,7 +62,15 @@ def check(output):
     assert "forked off rank 0 of 2" in output
 
 
-@pytest.mark.parametrize("python", [("-m", "mpi4py"), ("-m", "hpctk", "run"), ("-u",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "python",
+    [
+        ("-m", "mpi4py"),
+        pytest.param(("-m", "hpctk", "run"), marks=pytest.mark.full),
+        pytest.param(("-u",), marks=pytest.mark.full),
+    ],
+    ids=" ".join,
+)
 def test_children_of_an_mpi_rank_end(tmp_path, python):
     program = PROGRAM.format(**MPI_JOB, stats=str(tmp_path / "run"))
     ended = run_ranks(2, program, tmp_path, *python, timeout_s=120, HPCTK_TIMEOUT_S="40")

@@ -49,7 +49,15 @@ def test_exit_code_with_its_traceback(tmp_path):
     assert "SystemExit: 3" in ended.output
 
 
-@pytest.mark.parametrize("python", [("-m", "mpi4py"), ("-m", "hpctk", "run"), ("-u",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "python",
+    [
+        ("-m", "mpi4py"),
+        pytest.param(("-m", "hpctk", "run"), marks=pytest.mark.full),
+        pytest.param(("-u",), marks=pytest.mark.full),
+    ],
+    ids=" ".join,
+)
 def test_returning_early(tmp_path, python):
     ended = crash("return", tmp_path, *python)
     assert ended.code != 0
@@ -58,7 +66,7 @@ def test_returning_early(tmp_path, python):
     assert "Traceback" in ended.output
 
 
-@pytest.mark.parametrize("deed", ["time.sleep(1000)", "while True: pass"])
+@pytest.mark.parametrize("deed", ["time.sleep(1000)", pytest.param("while True: pass", marks=pytest.mark.full)])
 def test_never_arriving(tmp_path, deed):
     ended = crash(deed, tmp_path, timeout_s="4")
     assert ended.code != 0

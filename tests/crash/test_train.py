@@ -55,6 +55,7 @@ def test_digits_by_two_methods(tmp_path):
     assert result(folder) == document
 
 
+@pytest.mark.full
 def test_no_method_of_the_quickstart_is_worse_than_plain_averaging(tmp_path):
     """The quickstart's own job: worse by no more than the mean's own verdicts differ from seed to seed."""
     ended = train(4, "digits", "--method", "all", "--json", tmp_path / "result.json", timeout_s=380)
@@ -202,6 +203,7 @@ def test_settings_can_be_checked_alone(tmp_path):
     assert run([sys.executable, "-m", "hpctk", "train", *words, "--set", "clip=-1"]).code == 2
 
 
+@pytest.mark.full
 def test_fashion_from_a_folder_with_a_time_budget(tmp_path):
     data = idx_files.write(tmp_path / "data", packed=True)
     words = ["fashion", "--model", "cnn", "--data", data, "--batch", 8, "--run", tmp_path / "run"]

@@ -51,7 +51,7 @@ def crash(tmp_path, way, deed, *python, after_backward=True, main="train()", tim
     return ended.output, time.time() - stamp.stat().st_mtime
 
 
-@pytest.mark.parametrize("way", ["Mean overlapping", "LocalSGD"])
+@pytest.mark.parametrize("way", ["Mean overlapping", pytest.param("LocalSGD", marks=pytest.mark.full)])
 def test_raising_between_backward_and_step(tmp_path, way):
     """Without mpi4py's runner nobody aborts the job: rank 0 hears that rank 1 has left."""
     output, seconds = crash(tmp_path, way, "raise ValueError('of the user')", "-u")
@@ -67,7 +67,7 @@ def test_killed(tmp_path):
     assert seconds < 20
 
 
-@pytest.mark.parametrize("way", ["Mean", "LocalSGD"])
+@pytest.mark.parametrize("way", ["Mean", pytest.param("LocalSGD", marks=pytest.mark.full)])
 def test_out_of_data_without_join(tmp_path, way):
     """Rank 1 comes to the end of its program; the other is told at once, not at the deadline."""
     output, seconds = crash(tmp_path, way, "return", after_backward=False)

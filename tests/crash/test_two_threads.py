@@ -71,7 +71,14 @@ def check(output, own):
     assert output.count("after: 2.0") == 2
 
 
-@pytest.mark.parametrize(("schedule", "n"), [("mpi", 3), ("mpi", 100_000), ("ring", 100_000)])
+@pytest.mark.parametrize(
+    ("schedule", "n"),
+    [
+        ("mpi", 3),
+        pytest.param("mpi", 100_000, marks=pytest.mark.full),
+        pytest.param("ring", 100_000, marks=pytest.mark.full),
+    ],
+)
 def test_a_second_thread_is_told_to_duplicate(tmp_path, schedule, n):
     program = MEANWHILE.format(start="", comm=None, schedule=schedule, n=n)
     ended = run_ranks(2, program, tmp_path, timeout_s=120, HPCTK_TIMEOUT_S="40")
