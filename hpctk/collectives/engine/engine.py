@@ -192,6 +192,9 @@ class Engine:
 
     def progress(self, *, wait: bool = False) -> bool:
         """Drive all runs; return whether any made progress. With `wait` a single run may wait for a message."""
+        if not self._running:
+            # Asked while a rank waits for something else: at once, without a look at threads.
+            return False
         with self.one_thread:
             # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
             alone = wait and len(self._running) == 1
