@@ -61,9 +61,7 @@ class MpiWorld(World):
         self._neighbours: dict[int, postmortem.Process] = {}
         self._rolls = first_meeting(comm, environment.readable_timeout_s())
         self._watchdog = Watchdog(self._rolls, environment.readable_timeout_s(), self._show_missing)
-        self.data, data_made = comm.Idup()
-        self.control, control_made = comm.Idup()
-        self.wait([data_made, control_made], "duplicating the communicator")
+        self.data, self.control = self._copy(comm), self._copy(comm)
         with self.shared_errors("reading the settings"):
             environment.read("HPCTK_TIMEOUT_S")
             environment.read("HPCTK_GPU_AWARE")
@@ -79,6 +77,15 @@ class MpiWorld(World):
         if self.size > 1:
             self._meet_neighbours()
             postmortem.watch(self.rank, self.size)
+
+    def _copy(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        """Return a duplicate. Collective over the communicator.
+
+        One at a time: Open MPI 5.0 loses one of two that are under way where another thread, Horovod's, is in MPI, too.
+        """
+        copy, made = comm.Idup()
+        self.wait([made], "duplicating the communicator")
+        return copy
 
     @property
     def timeout_s(self) -> float:
