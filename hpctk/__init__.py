@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hpctk.checkpoint import load_checkpoint as load_checkpoint
     from hpctk.checkpoint import save_checkpoint as save_checkpoint
     from hpctk.collectives.allreduce import allreduce as allreduce
-    from hpctk.collectives.consensus import adacons_aggregate as adacons_aggregate
-    from hpctk.collectives.sparse_allreduce import sparse_allreduce as sparse_allreduce
     from hpctk.compressors import QSGD as QSGD
     from hpctk.compressors import Half as Half
     from hpctk.compressors import Identity as Identity
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
     from hpctk.methods.adacons import AdaCons as AdaCons
     from hpctk.methods.celgc import CELGC as CELGC
     from hpctk.methods.easgd import EASGD as EASGD
+    from hpctk.methods.ef21 import EF21 as EF21
+    from hpctk.methods.episode import EPISODE as EPISODE
     from hpctk.methods.grawa import LGRAWA as LGRAWA
     from hpctk.methods.grawa import MGRAWA as MGRAWA
     from hpctk.methods.local_sgd import LocalSGD as LocalSGD
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 #: Public name: the module it lives in.
 _HOMES = {
     "allreduce": "collectives.allreduce",
-    "adacons_aggregate": "collectives.consensus",
-    "sparse_allreduce": "collectives.sparse_allreduce",
     "HpctkError": "errors",
     "SettingError": "errors",
     "TensorError": "errors",
@@ -65,6 +63,8 @@ _HOMES = {
     "StatsSettings": "telemetry.settings",
     "AdaCons": "methods.adacons",
     "CELGC": "methods.celgc",
+    "EPISODE": "methods.episode",
+    "EF21": "methods.ef21",
     "LocalSGD": "methods.local_sgd",
     "EASGD": "methods.easgd",
     "LGRAWA": "methods.grawa",
@@ -87,7 +87,9 @@ _MODULES = ("ddp", "horovod", "ops", "stats")
 
 #: Names of earlier versions, and what they are called now.
 _RENAMED = {
-    "consensus": "adacons_aggregate",
+    "adacons_aggregate": "ops.adacons_aggregate",
+    "sparse_allreduce": "ops.sparse_allreduce",
+    "consensus": "ops.adacons_aggregate",
     "ConsensusState": "ops.ConsensusState",
     "allgather": "ops.allgather",
     "iallgather": "ops.iallgather",

@@ -42,6 +42,7 @@ class QSGD(Compressor):
     """
 
     combines = "gathered"
+    contracts = False
 
     bits: int = setting(4, "per element, with its sign", at_least=2, at_most=8)
     bucket: int = setting(512, "elements that share a norm", at_least=1)

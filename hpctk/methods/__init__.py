@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-#: Public name: the module it lives in. The five methods, then the baselines.
+#: Public name: the module it lives in. The five methods, what followed them, then the baselines.
 METHODS = {
     "AdaCons": "adacons",
     "SASG": "sasg",
@@ -13,6 +13,8 @@ METHODS = {
     "MGRAWA": "grawa",
     "LGRAWA": "grawa",
     "CELGC": "celgc",
+    "EPISODE": "episode",
+    "EF21": "ef21",
     "Mean": "mean",
     "LocalSGD": "local_sgd",
     "EASGD": "easgd",

@@ -47,7 +47,7 @@ def test_ten_steps_and_ten_in_new_processes_are_twenty(tmp_path):
         ended = run_ranks(2, program, tmp_path, timeout_s=180, PYTHONPATH=PATHS)
         assert ended.code == 0, ended.output
         seen.append(digests(ended.output))
-    assert len(seen[0]) == 2 * 25
+    assert len(seen[0]) == 2 * 27
     assert seen[1] == seen[0]
 
 

@@ -21,7 +21,7 @@ PROGRAM = """
         {deed}
     {call}
 """
-COLLECTIVE = "hpctk.adacons_aggregate([torch.ones(9)], hpctk.ops.ConsensusState(), comm={comm})"
+COLLECTIVE = "hpctk.ops.adacons_aggregate([torch.ones(9)], hpctk.ops.ConsensusState(), comm={comm})"
 EVALUATION = "opt.averaged_model().__enter__()"
 GLOO = "import torch.distributed as dist; dist.init_process_group('gloo')"
 

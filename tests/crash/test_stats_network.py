@@ -69,7 +69,7 @@ PROGRAM = """
         for name in ("ring", "rotation", "halving_doubling", "recursive_doubling", "hierarchical")
     ]
     results += [
-        collective(f"sparse {name}", lambda: hpctk.sparse_allreduce(places, x[places], 600_000, schedule=name))
+        collective(f"sparse {name}", lambda: hpctk.ops.sparse_allreduce(places, x[places], 600_000, schedule=name))
         for name in ("allgather", "recursive_doubling", "split")
     ]
     results += [

@@ -48,6 +48,8 @@ METHODS = {
     "LGRAWA": hpctk.LGRAWA(period=2),
     "MGRAWA asynchronous": hpctk.MGRAWA(period=2, asynchronous=True),
     "CELGC": hpctk.CELGC(0.1, period=2),
+    "EPISODE": hpctk.EPISODE(0.1, period=2),
+    "EF21": hpctk.EF21(hpctk.TopK(0.1)),
     "LocalSGD": hpctk.LocalSGD(period=2),
     "EASGD": hpctk.EASGD(period=2),
     "LSGD": hpctk.LSGD(period=2),

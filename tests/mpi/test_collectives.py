@@ -162,7 +162,7 @@ def test_consensus_equals_the_two_pass_way(world, scale, layerwise):
     common = tensors_of(99)
     rows = [[c + 0.3 * t for c, t in zip(common, row, strict=True)] for row in everyone(world)]
     state = ConsensusState()
-    result = hpctk.adacons_aggregate(rows[world.rank], state, scale=scale, layerwise=layerwise)
+    result = hpctk.ops.adacons_aggregate(rows[world.rank], state, scale=scale, layerwise=layerwise)
     assert state.fallbacks == 0
     if layerwise:
         wanted = [two_pass([row[k].numpy().ravel() for row in rows], scale) for k in range(len(SHAPES))]
@@ -177,8 +177,8 @@ def test_consensus_equals_the_two_pass_way(world, scale, layerwise):
 
 def test_consensus_layerwise_with_one_tensor_is_modelwise(world):
     mine = [tensors_of(world.rank)[4] + 1]
-    one = hpctk.adacons_aggregate(mine, ConsensusState(), layerwise=True)[0]
-    other = hpctk.adacons_aggregate(mine, ConsensusState(), layerwise=False)[0]
+    one = hpctk.ops.adacons_aggregate(mine, ConsensusState(), layerwise=True)[0]
+    other = hpctk.ops.adacons_aggregate(mine, ConsensusState(), layerwise=False)[0]
     assert torch.equal(one, other)
 
 
@@ -186,7 +186,7 @@ def test_consensus_volume_is_one_allreduce(world):
     n = 6000 * world.size
     counter = engine_of(world).counter
     before = counter.sent_bytes
-    hpctk.adacons_aggregate([torch.ones(n)], ConsensusState())
+    hpctk.ops.adacons_aggregate([torch.ones(n)], ConsensusState())
     scalars = 2 * world.size * 8 * build("recursive_doubling", "allreduce", world.size).volume.sent
     gradient = 2 * (world.size - 1) * n * 4 // world.size
     assert gradient <= counter.sent_bytes - before <= gradient + scalars
@@ -194,7 +194,7 @@ def test_consensus_volume_is_one_allreduce(world):
 
 def test_consensus_refuses_mixed_dtypes(world):
     with pytest.raises(TensorError, match="one dtype"):
-        hpctk.adacons_aggregate([torch.ones(2), torch.ones(2).double()], ConsensusState())
+        hpctk.ops.adacons_aggregate([torch.ones(2), torch.ones(2).double()], ConsensusState())
 
 
 def test_shards_cover_everything(world):
@@ -233,7 +233,7 @@ def test_a_state_of_another_number_of_ranks_is_dropped(world, caplog):
     if world.size < 2:
         pytest.skip("one rank has no momentum")
     state = hpctk.ops.ConsensusState({group: np.ones(world.size + 1) for group in range(2)})
-    hpctk.adacons_aggregate([torch.ones(8), torch.ones(8)], state, layerwise=True)
+    hpctk.ops.adacons_aggregate([torch.ones(8), torch.ones(8)], state, layerwise=True)
     (said,) = caplog.messages
     assert "dropped" in said
     assert len(state.sorted_momentum[0]) == world.size

@@ -55,7 +55,7 @@ def sent_bytes(world, call):
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 3), (1000, 10), (1000, 1000), (50_000, 500), (40_000, 30_000)])
 def test_exact(world, schedule, n, k):
     lists = [pairs_of(rank, n, k) for rank in range(world.size)]
-    found, total, dropped = hpctk.sparse_allreduce(*lists[world.rank], n, schedule=schedule)
+    found, total, dropped = hpctk.ops.sparse_allreduce(*lists[world.rank], n, schedule=schedule)
     assert (np.diff(found) > 0).all()
     np.testing.assert_allclose(as_dense(found, total, n), dense_sum(lists, n), rtol=1e-12, atol=1e-14)
     assert not dropped.any()
@@ -67,7 +67,7 @@ def test_the_same_bits_on_all_ranks(world, schedule):
     # 20000 of 30000 elements on each rank: lists turn dense on their way, at different ranks at different times.
     for k in (300, 20_000 + 100 * world.rank):
         mine = pairs_of(world.rank, 30_000, k, dtype=np.float32)
-        found, total, _ = hpctk.sparse_allreduce(*mine, 30_000, schedule=schedule)
+        found, total, _ = hpctk.ops.sparse_allreduce(*mine, 30_000, schedule=schedule)
         digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in (found, total)]
         world.agree("the same bits", [("indices", digests[0]), ("values", digests[1])])
 
@@ -79,7 +79,7 @@ def test_torch_tensors_keep_their_dtype(world, schedule, dtype):
     # Small whole numbers: exact in every dtype.
     lists = [(indices, np.round(values * 4)) for indices, values in lists]
     mine = torch.from_numpy(lists[world.rank][0]), torch.from_numpy(lists[world.rank][1]).to(dtype)
-    result = hpctk.sparse_allreduce(*mine, 600, schedule=schedule)
+    result = hpctk.ops.sparse_allreduce(*mine, 600, schedule=schedule)
     assert result.values.dtype == dtype
     np.testing.assert_array_equal(as_dense(result.indices, result.values.double(), 600), dense_sum(lists, 600))
 
@@ -88,11 +88,11 @@ def test_torch_tensors_keep_their_dtype(world, schedule, dtype):
 def test_unequal_and_empty_lists(world, schedule):
     counts = [0 if rank == 0 else 100 * rank for rank in range(world.size)]
     lists = [pairs_of(rank, 1000, k) for rank, k in enumerate(counts)]
-    found, total, _ = hpctk.sparse_allreduce(*lists[world.rank], 1000, schedule=schedule)
+    found, total, _ = hpctk.ops.sparse_allreduce(*lists[world.rank], 1000, schedule=schedule)
     np.testing.assert_allclose(as_dense(found, total, 1000), dense_sum(lists, 1000), atol=1e-14)
     nothing = np.empty(0, np.int32), np.empty(0, np.float32)
     for size in (0, 10):
-        found, total, dropped = hpctk.sparse_allreduce(*nothing, size, schedule=schedule)
+        found, total, dropped = hpctk.ops.sparse_allreduce(*nothing, size, schedule=schedule)
         assert len(found) == len(total) == len(dropped) == 0
 
 
@@ -101,7 +101,7 @@ def test_any_order_and_int64_indices(world):
     order = np.random.default_rng(1).permutation(50)
     indices, values = lists[world.rank]
     given = torch.from_numpy(indices[order].astype(np.int64)), torch.from_numpy(values[order])
-    result = hpctk.sparse_allreduce(*given, 5000, keep=20)
+    result = hpctk.ops.sparse_allreduce(*given, 5000, keep=20)
     np.testing.assert_array_equal(result.dropped.numpy(), ~np.isin(given[0].numpy(), result.indices.numpy()))
 
 
@@ -111,7 +111,7 @@ def test_any_order_and_int64_indices(world):
 def test_keep_returns_the_largest_and_gives_back_the_rest(world, schedule, keep, dtype):
     n, k = 3000, 60
     lists = [pairs_of(rank, n, k, dtype=dtype) for rank in range(world.size)]
-    found, total, dropped = hpctk.sparse_allreduce(*lists[world.rank], n, keep=keep, schedule=schedule)
+    found, total, dropped = hpctk.ops.sparse_allreduce(*lists[world.rank], n, keep=keep, schedule=schedule)
     exact = dense_sum(lists, n)
     assert len(found) <= keep
     if len(found):
@@ -131,7 +131,7 @@ def test_keep_returns_the_largest_and_gives_back_the_rest(world, schedule, keep,
 def test_ties_go_to_the_lowest_index(world, schedule):
     indices = np.arange(world.rank, 400, world.size, dtype=np.int32)
     values = np.where(indices % 2, -2.0, 2.0)
-    found, total, _ = hpctk.sparse_allreduce(indices, values, 400, keep=101, schedule=schedule)
+    found, total, _ = hpctk.ops.sparse_allreduce(indices, values, 400, keep=101, schedule=schedule)
     np.testing.assert_array_equal(found, np.arange(101))
     np.testing.assert_array_equal(total, np.where(found % 2, -2.0, 2.0))
 
@@ -251,13 +251,13 @@ def test_wrong_input_is_an_error_on_every_rank(world):
         # Only the last rank is wrong; all must hear of it.
         mine = (indices, values) if world.rank == world.size - 1 else good
         with pytest.raises((PeerError, TypeError), match=text):
-            hpctk.sparse_allreduce(*mine, 10)
+            hpctk.ops.sparse_allreduce(*mine, 10)
     for settings in ({"schedule": "ring"}, {"keep": -1}, {"keep": 1.5}):
         with pytest.raises(SettingError):
-            hpctk.sparse_allreduce(*good, 10, **settings)
+            hpctk.ops.sparse_allreduce(*good, 10, **settings)
     if world.size > 1:
         with pytest.raises(MismatchError, match="size"):
-            hpctk.sparse_allreduce(*good, 10 + world.rank)
+            hpctk.ops.sparse_allreduce(*good, 10 + world.rank)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -267,7 +267,7 @@ def test_keep_loses_nothing_where_a_range_is_almost_full(world, schedule):
     indices = np.arange(k, dtype=np.int32)
     rows = [np.random.default_rng(rank).standard_normal(k).astype(np.float32) for rank in range(world.size)]
     mine = rows[world.rank]
-    found, total, dropped = hpctk.sparse_allreduce(indices, mine, n, keep=970, schedule=schedule)
+    found, total, dropped = hpctk.ops.sparse_allreduce(indices, mine, n, keep=970, schedule=schedule)
     assert len(found) <= 970
     returned = np.zeros(n)
     returned[indices[dropped]] = mine[dropped]
@@ -280,7 +280,7 @@ def test_keep_loses_nothing_where_a_range_is_almost_full(world, schedule):
 def test_vectors_longer_than_32_bits_can_count(world, schedule, keep):
     n = 2**31 + 1000
     indices = np.array([5 + world.rank, 2**31 - 1, 2**31 + 7], np.int64)
-    found, total, _ = hpctk.sparse_allreduce(indices, np.array([1.0, 2.0, 4.0]), n, keep=keep, schedule=schedule)
+    found, total, _ = hpctk.ops.sparse_allreduce(indices, np.array([1.0, 2.0, 4.0]), n, keep=keep, schedule=schedule)
     sums = dict(zip(found.tolist(), total.tolist(), strict=True))
     assert sums[2**31 - 1] == 2.0 * world.size
     assert sums[2**31 + 7] == 4.0 * world.size

@@ -14,9 +14,9 @@ COLLECTIVES = {
     "broadcast": lambda x: hpctk.ops.broadcast(x),
     "reduce_scatter": lambda x: hpctk.ops.reduce_scatter(x),
     "weighted_mean": lambda x: hpctk.ops.weighted_mean([torch.ones(2), x], 1.0),
-    "adacons_aggregate": lambda x: hpctk.adacons_aggregate([torch.ones(2), x], hpctk.ops.ConsensusState()),
-    "sparse_allreduce": lambda x: hpctk.sparse_allreduce(torch.tensor([0]), x, 3),
-    "sparse indices": lambda x: hpctk.sparse_allreduce(x, torch.ones(1), 3),
+    "adacons_aggregate": lambda x: hpctk.ops.adacons_aggregate([torch.ones(2), x], hpctk.ops.ConsensusState()),
+    "sparse_allreduce": lambda x: hpctk.ops.sparse_allreduce(torch.tensor([0]), x, 3),
+    "sparse indices": lambda x: hpctk.ops.sparse_allreduce(x, torch.ones(1), 3),
 }
 
 

@@ -33,6 +33,8 @@ METHODS = {
     "mgrawa": lambda: hpctk.MGRAWA(period=4),
     "lgrawa": lambda: hpctk.LGRAWA(period=4, prox=0.1),
     "celgc": lambda: hpctk.CELGC(0.05, period=4),
+    "episode": lambda: hpctk.EPISODE(0.05, period=4),
+    "ef21_topk": lambda: hpctk.EF21(hpctk.TopK(0.1)),
     "localsgd": lambda: hpctk.LocalSGD(4),
     "easgd": lambda: hpctk.EASGD(),
     "lsgd": lambda: hpctk.LSGD(),

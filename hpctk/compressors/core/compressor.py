@@ -45,6 +45,8 @@ class Compressor(ABC):
     combines: ClassVar[str]
     #: Whether `decompress` of a packet is always the tensor itself.
     lossless: ClassVar[bool] = False
+    #: Whether `tensor - decompress(compress(tensor))` is always shorter than the tensor.
+    contracts: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -28,6 +28,8 @@ METHODS = {
     "MGRAWA": lambda: hpctk.MGRAWA(period=3),
     "LGRAWA": lambda: hpctk.LGRAWA(period=2),
     "CELGC": lambda: hpctk.CELGC(clip=0.02, period=2),
+    "EPISODE": lambda: hpctk.EPISODE(clip=0.02, period=2),
+    "EF21": lambda: hpctk.EF21(hpctk.TopK(0.1)),
     "LocalSGD": lambda: hpctk.LocalSGD(period=3),
     "EASGD": lambda: hpctk.EASGD(period=2),
 }

@@ -414,7 +414,7 @@ def _sparse(schedule: str, keep: int | None) -> Callable[[int, int, Any], Any]:
         indices = torch.arange(rank, 200, 3 + rank)
         values = _vector(rank, t)[indices]
         # Never "auto" and "dense": there the library adds.
-        return hpctk.sparse_allreduce(indices, values, 200, keep=keep, schedule=schedule, comm=comm)
+        return hpctk.ops.sparse_allreduce(indices, values, 200, keep=keep, schedule=schedule, comm=comm)
 
     return call
 
@@ -422,7 +422,7 @@ def _sparse(schedule: str, keep: int | None) -> Callable[[int, int, Any], Any]:
 def _opposed(rank: int, t: int, comm: Any) -> Any:
     """Return AdaCons's aggregate of gradients that cancel: where its weights make no sense."""
     vector, state = _vector(0, t) * (-1) ** rank, hpctk.ops.ConsensusState()
-    found = hpctk.adacons_aggregate([vector], state, comm=comm)
+    found = hpctk.ops.adacons_aggregate([vector], state, comm=comm)
     return [*found, state.fallbacks]
 
 
