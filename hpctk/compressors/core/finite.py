@@ -31,7 +31,7 @@ def first_bad_sum(flat: torch.Tensor, other: torch.Tensor) -> int | None:
 
         a, b = flat.numpy(), other.numpy()
         if len(a) < select.WORTH_A_SAMPLE:
-            index = magnitude.first_not_finite(a, b, select.INFINITY[a.dtype.char])
+            index = magnitude.first_not_finite(a, b, a.dtype.type(1), select.INFINITY[a.dtype.char])
         else:
             index = select.first_not_finite(a, b)
         return None if index < 0 else index
