@@ -25,7 +25,7 @@ Array = NDArray[Any]
 #: Shorter tensors, and those of which more than this part is wanted, are searched without a sample.
 WORTH_A_SAMPLE = 1 << 16
 LARGEST_PART = 1 / 8
-SAMPLE = 1 << 15
+SAMPLE = 1 << 14
 #: The guess was wrong when more than one in so many elements reach it; their list would cost too much memory.
 MOST_CANDIDATES = 6
 #: Bits that one histogram finds: its counters stay in the fastest cache.
