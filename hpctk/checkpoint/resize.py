@@ -1,6 +1,6 @@
 """A checkpoint of another number of ranks: what every new rank goes on from.
 
-model      gradient and update methods: the parameters are the same on all ranks (SAEF writes them from its x);
+model      gradient and update methods: the parameters are the same on all ranks (SAEF writes its own);
 model methods: the mean of the workers. Floating point buffers: their mean; others: rank 0's
 optimizer  gradient methods: the same on all ranks; others: the mean of its tensors, numbers of rank 0
 method     as it says itself (`Run.resized_state`): residuals keep the mean, or the sum, that it applies

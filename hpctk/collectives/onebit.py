@@ -25,7 +25,7 @@ from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.comm.collective import collective
 from hpctk.comm.world import World
 from hpctk.errors import TensorError
-from hpctk.kernels import packing
+from hpctk.kernels import lean, packing
 from hpctk.schedules import bounds, ring, rotation
 from hpctk.telemetry.recorder import Span
 
@@ -79,15 +79,13 @@ def _reduced(here: World, signs: Any, scale: float, n: int, server: Any, span: S
     scales = gather_rows(here, np.array([scale], np.float64))[:, 0]
     everyone = Parts(here, signs)
     engine_of(here).run(rotation.reduce_scatter(here.size, keep=True), InPlace(signs, 1), kept=everyone)
+    byte_lo, byte_hi = bounds(sign_bytes(n), here.size, range(here.rank, here.rank + 1))
     with span.decompressing():
-        for rank, signs_of_rank in enumerate(everyone.signs):
-            packing.add_signs(signs_of_rank, len(server), float(scales[rank] / here.size), server)
-    norms = gather_rows(here, np.array([np.abs(server).sum(dtype=np.float64)], np.float64))[:, 0]
+        norm = lean.add_and_pack(server, everyone.signs, scales / here.size, signs[byte_lo:byte_hi])
+    norms = gather_rows(here, np.array([norm], np.float64))[:, 0]
     # In the elements' precision at once: every rank must subtract the same number.
     common = float(server.dtype.type(norms.sum() / n)) if n else 0.0
-    byte_lo, byte_hi = bounds(sign_bytes(n), here.size, range(here.rank, here.rank + 1))
     with span.compressing():
-        signs[byte_lo:byte_hi] = packing.pack_signs(server)
         packing.add_signs(signs[byte_lo:byte_hi], len(server), -common, server)
     engine_of(here).run(ring.allgather(here.size), InPlace(signs, 1))
     return signs, common

@@ -21,7 +21,7 @@ import torch
 
 from hpctk.comm import buffers
 from hpctk.compressors.core import arrays
-from hpctk.compressors.core.compressor import kept_elements, refuse
+from hpctk.compressors.core.compressor import checked_pair, is_plain, kept_elements, refuse
 from hpctk.compressors.core.sparse import SparseCompressor
 from hpctk.settings import documented, required, setting
 
@@ -48,8 +48,43 @@ class TopK(SparseCompressor):
             return device.top_k(flat, k)
         return torch.from_numpy(select.top_k(arrays.unsigned(arrays.as_array(flat)), k))
 
+    def pick(
+        self, tensor: torch.Tensor, other: torch.Tensor, name: str = "", *, minus: bool = False
+    ) -> tuple[Any, Any]:
+        """Return indices and values of the k largest of tensor + other, without writing that down where a kernel can.
+
+        See `SparseCompressor.pick`.
+        """
+        from hpctk.kernels import magnitude, select
+
+        if not (is_plain(tensor) and is_plain(other)):
+            return super().pick(tensor, other, name, minus=minus)
+        flat, more = checked_pair(tensor, other, name)
+        n, source, added = flat.numel(), flat.numpy(), more.numpy()
+        if n >= select.WORTH_A_SAMPLE:
+            try:
+                return select.pick_top_k(source, added, self.k(n), minus=minus)
+            except select.NotFinite as error:
+                refuse(error.index, n, name)
+        indices, values = self._room(n, source.dtype)
+        if n:
+            weight, infinity = source.dtype.type(-1 if minus else 1), select.INFINITY[source.dtype.char]
+            bad = magnitude.pick_small(source, added, weight, infinity, indices, values)
+            refuse(None if bad < 0 else bad, n, name)
+        return indices, values
+
+    def take_out(self, tensor: torch.Tensor, residual: torch.Tensor, indices: Any) -> None:
+        """Add tensor to residual, in place, and write 0 at indices: in one pass where a kernel can."""
+        from hpctk.kernels import select
+
+        if not (is_plain(tensor) and is_plain(residual)):
+            super().take_out(tensor, residual, indices)
+            return
+        flat, memory = checked_pair(tensor, residual, "")
+        select.add_and_clear(memory.numpy(), flat.numpy(), indices)
+
     def _take_fed(self, memory: torch.Tensor, flat: torch.Tensor, name: str) -> tuple[Any, Any]:
-        """Add flat to memory in place, and take the k largest out of it: in one pass where a kernel can."""
+        """Add flat to memory in place, and take the k largest out of it: in two passes where a kernel can."""
         from hpctk.kernels import magnitude, select
 
         if not flat.is_cpu or flat.element_size() <= 2:
@@ -60,8 +95,11 @@ class TopK(SparseCompressor):
                 return select.feed_top_k(residual, given, self.k(n))
             except select.NotFinite as error:
                 refuse(error.index, n, name)
-        indices, values = np.empty(self.k(n), np.int32), np.empty(self.k(n), residual.dtype)
+        indices, values = self._room(n, residual.dtype)
         if n:
             bad = magnitude.feed_small(residual, given, select.INFINITY[given.dtype.char], indices, values)
             refuse(None if bad < 0 else bad, n, name)
         return indices, values
+
+    def _room(self, n: int, dtype: Any) -> tuple[Any, Any]:
+        return np.empty(self.k(n), np.int32), np.empty(self.k(n), dtype)

@@ -5,8 +5,9 @@ the magnitudes; inf and NaN lie above all of them. So one loop serves float16, b
 float64, none is misled by denormals flushed to zero, and the compiler vectorises a largest integer
 where it may not vectorise a largest float.
 
-`source` is an array of float32 or float64, or the unsigned view of any float. Where there is a
-`gradient`, what counts is the sum of both.
+`source` is an array of float32 or float64, or the unsigned view of any float. Where there is an `other`, what
+counts is source + weight * other, with a weight of 1 or -1: a residual and a gradient, or two models. It is formed
+anew wherever it is looked at: adding is cheaper than writing down.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -24,13 +26,14 @@ Array = NDArray[Any]
 
 #: Magnitudes at which a value stops being finite.
 INF_BITS = {"float32": 0x7F80_0000, "float64": 0x7FF0_0000_0000_0000}
-#: Elements that are added and looked at in one go; the loops below skip a block without a candidate.
+#: Elements that are looked at in one go, as one vector: one bit of a mask for each.
 BLOCK = 32
-PART = 8
 
 if TYPE_CHECKING:
 
     def magnitude(value: Any) -> Any: ...
+    def reaching(source: Any, other: Any, weight: Any, threshold: Any, base: int) -> Any: ...
+    def lowest(mask: Any) -> int: ...
 
 else:
 
@@ -45,31 +48,71 @@ else:
 
         return unsigned(value), build
 
+    @intrinsic
+    def reaching(typing, source, other, weight, threshold, base):
+        """Return a mask of BLOCK bits, from `base` on: bit i is set where that magnitude reaches the threshold.
+
+        Written in vectors: left to itself the compiler makes no mask of comparisons, and goes bit by bit.
+        """
+        width = source.dtype.bitwidth
+
+        def build(context, builder, signature, arguments):
+            lanes = ir.VectorType(context.get_data_type(source.dtype), BLOCK)
+            bits = ir.VectorType(ir.IntType(width), BLOCK)
+
+            def loaded(kind, array):
+                start = builder.gep(context.make_array(kind)(context, builder, array).data, [arguments[4]])
+                return builder.load(builder.bitcast(start, lanes.as_pointer()), align=width // 8)
+
+            def everywhere(vector, scalar):
+                nothing, number = ir.Constant(vector, ir.Undefined), ir.IntType(32)
+                one = builder.insert_element(nothing, scalar, number(0))
+                return builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(number, BLOCK), [0] * BLOCK))
+
+            values = loaded(source, arguments[0])
+            if other is not types.none:
+                weighted = builder.fmul(everywhere(lanes, arguments[2]), loaded(other, arguments[1]))
+                values = builder.fadd(values, weighted)
+            unsigned = builder.and_(builder.bitcast(values, bits), ir.Constant(bits, [2 ** (width - 1) - 1] * BLOCK))
+            hits = builder.icmp_unsigned(">=", unsigned, everywhere(bits, arguments[3]))
+            return builder.bitcast(hits, ir.IntType(BLOCK))
+
+        return types.uint32(source, other, weight, threshold, types.intp), build
+
+    @intrinsic
+    def lowest(typing, mask):
+        """Return the number of the lowest bit that is set in a mask that is not zero."""
+
+        def build(context, builder, signature, arguments):
+            return builder.zext(builder.cttz(arguments[0], ir.IntType(1)(1)), ir.IntType(64))
+
+        return types.int64(types.uint32), build
+
 
 @compiled
-def first_not_finite(source: Array, gradient: Array | None, inf: Any) -> int:
+def first_not_finite(source: Array, other: Array | None, weight: Any, inf: Any) -> int:
     """Return the index of the first value that is inf or NaN, -1 if there is none."""
     piece = 1024
     for start in range(0, len(source), piece):
         part = source[start : start + piece]
         top = magnitude(part[0])
-        if gradient is None:
+        if other is None:
             for i in range(len(part)):
                 top = max(top, magnitude(part[i]))
         else:
-            more = gradient[start : start + piece]
+            more = other[start : start + piece]
             for i in range(len(part)):
-                top = max(top, magnitude(part[i] + more[i]))
+                top = max(top, magnitude(part[i] + weight * more[i]))
         if top >= inf:
             for i in range(len(part)):
-                value = part[i] if gradient is None else part[i] + gradient[start + i]
+                value = part[i] if other is None else part[i] + weight * other[start + i]
                 if magnitude(value) >= inf:
                     return start + i
     return -1
 
 
 @compiled
-def sample(source: Array, gradient: Array | None, chosen: Array) -> None:
+def sample(source: Array, other: Array | None, weight: Any, chosen: Array) -> None:
     """Fill `chosen` with values from all over the source, one from each of as many equal parts."""
     stride = np.uint64(len(source) // len(chosen))
     golden = np.uint64(2654435769)
@@ -77,19 +120,20 @@ def sample(source: Array, gradient: Array | None, chosen: Array) -> None:
         # Where in its part: by a sequence without a period: a regular tensor must not bias the sample.
         jitter = (((np.uint64(i) * golden) & np.uint64(0xFFFFFFFF)) * stride) >> np.uint64(32)
         position = np.uint64(i) * stride + jitter
-        if gradient is None:
+        if other is None:
             chosen[i] = source[position]
         else:
-            chosen[i] = source[position] + gradient[position]
+            chosen[i] = source[position] + weight * other[position]
 
 
 @compiled
-def histogram(source: Array, low: Any, shift: Any, counts: Array) -> None:
+def histogram(source: Array, other: Array | None, weight: Any, low: Any, shift: Any, counts: Array) -> None:
     """Count magnitudes in bins of 2**shift from `low` on, in place; those outside all bins are left out."""
     bins = np.uint64(len(counts))
     for i in range(len(source)):
+        value = source[i] if other is None else source[i] + weight * other[i]
         # Below `low` the difference wraps around and is larger than any bin.
-        place = (np.uint64(magnitude(source[i])) - np.uint64(low)) >> np.uint64(shift)
+        place = (np.uint64(magnitude(value)) - np.uint64(low)) >> np.uint64(shift)
         if place < bins:
             counts[place] += 1
 
@@ -104,23 +148,26 @@ def largest(source: Array) -> Any:
 
 
 @compiled
-def count(source: Array, threshold: Any) -> tuple[int, int]:
+def count(source: Array, other: Array | None, weight: Any, threshold: Any) -> tuple[int, int]:
     """Return how many magnitudes are above the threshold, and how many equal it."""
     above, equal = 0, 0
     for i in range(len(source)):
-        above += magnitude(source[i]) > threshold
-        equal += magnitude(source[i]) == threshold
+        here = magnitude(source[i] if other is None else source[i] + weight * other[i])
+        above += here > threshold
+        equal += here == threshold
     return above, equal
 
 
 @compiled
-def write_indices(source: Array, threshold: Any, ties: int, first: int, indices: Array) -> None:
+def write_indices(
+    source: Array, other: Array | None, weight: Any, threshold: Any, ties: int, first: int, indices: Array
+) -> None:
     """Fill `indices`, from `first` on, of magnitudes above the threshold and the first `ties` equal to it."""
     found = 0
     for i in range(len(source)):
         if found == len(indices):
             break
-        here = magnitude(source[i])
+        here = magnitude(source[i] if other is None else source[i] + weight * other[i])
         tie = here == threshold and ties > 0
         # Written in any case and kept if it counts: cheaper than a branch that is mispredicted.
         indices[found] = first + i
@@ -129,86 +176,61 @@ def write_indices(source: Array, threshold: Any, ties: int, first: int, indices:
 
 
 @compiled
-def add_and_collect(
+def collect(
     source: Array,
-    gradient: Array | None,
-    clear: bool,
+    other: Array | None,
+    weight: Any,
     threshold: Any,
     start: int,
     stop: int,
     indices: Array,
     values: Array,
 ) -> tuple[int, int]:
-    """Add the gradient, and collect what reaches the threshold; stop early where the lists are full.
+    """Collect what reaches the threshold; stop early where the lists are full. Changes nothing else.
 
-    Writes into `source` the sums, and where `clear` is set 0 at all collected indices. Returns how
-    many were collected and the index to go on from.
+    Returns how many were collected and the index to go on from.
     """
     found = 0
-    for base in range(start, stop, BLOCK):
+    whole = stop - (stop - start) % BLOCK
+    for base in range(start, whole, BLOCK):
         if found + BLOCK > len(indices):
             return found, base
-        if base + BLOCK > stop:
-            break
-        part = source[base : base + BLOCK]
-        top = magnitude(part[0])
-        if gradient is None:
-            # Not range(BLOCK): unrolled before it is vectorised, this loop takes twice as long.
-            for i in range(len(part)):
-                top = max(top, magnitude(part[i]))
-        else:
-            more = gradient[base : base + BLOCK]
-            top = magnitude(part[0] + more[0])
-            for i in range(BLOCK):
-                value = part[i] + more[i]
-                part[i] = value
-                top = max(top, magnitude(value))
-        if top >= threshold:
-            for edge in range(0, BLOCK, PART):
-                top = magnitude(part[edge])
-                for i in range(edge, edge + PART):
-                    top = max(top, magnitude(part[i]))
-                if top >= threshold:
-                    for i in range(edge, edge + PART):
-                        value = part[i]
-                        hit = magnitude(value) >= threshold
-                        indices[found] = base + i
-                        values[found] = value
-                        found += hit
-                        if clear:
-                            part[i] = 0 if hit else value
-    for i in range(stop - (stop - start) % BLOCK, stop):
-        if gradient is not None:
-            source[i] += gradient[i]
-        if magnitude(source[i]) >= threshold:
+        mask = reaching(source, other, weight, threshold, base)
+        while mask:
+            i = base + lowest(mask)
             indices[found] = i
-            values[found] = source[i]
+            values[found] = source[i] if other is None else source[i] + weight * other[i]
             found += 1
-            if clear:
-                source[i] = 0
+            mask &= mask - np.uint32(1)
+    if found + BLOCK > len(indices):
+        return found, whole
+    for i in range(whole, stop):
+        value = source[i] if other is None else source[i] + weight * other[i]
+        if magnitude(value) >= threshold:
+            indices[found] = i
+            values[found] = value
+            found += 1
     return found, stop
 
 
 @compiled
-def feed_small(source: Array, gradient: Array, inf: Any, indices: Array, values: Array) -> int:
-    """Add the gradient and take the largest magnitudes out, as many as there is room for, all in one call.
+def pick_small(source: Array, other: Array, weight: Any, inf: Any, indices: Array, values: Array) -> int:
+    """Find the largest magnitudes, as many as there is room for, all in one call, for arrays that stay in the cache.
 
-    In place; for arrays that stay in the cache. Return -1, or the index of the first sum that is inf or NaN: then
-    nothing was written. Indices ascend; of equal magnitudes the lowest indices are taken.
+    Return -1, or the index of the first value that is inf or NaN: then nothing was found. Indices ascend; of equal
+    magnitudes the lowest indices are taken.
     """
     n, k = len(source), len(indices)
-    low = magnitude(source[0] + gradient[0])
+    low = magnitude(source[0] + weight * other[0])
     top = low
     for i in range(n):
-        here = magnitude(source[i] + gradient[i])
+        here = magnitude(source[i] + weight * other[i])
         top = max(top, here)
         low = min(low, here)
     if top >= inf:
         for i in range(n):
-            if magnitude(source[i] + gradient[i]) >= inf:
+            if magnitude(source[i] + weight * other[i]) >= inf:
                 return i
-    for i in range(n):
-        source[i] += gradient[i]
     # The magnitude of the k-th largest lies in [low, low + 2**width): a histogram tells its next bits.
     wanted, first, width = k, np.uint64(low), 0
     while (np.uint64(top) - first) >> np.uint64(width):
@@ -219,7 +241,7 @@ def feed_small(source: Array, gradient: Array, inf: Any, indices: Array, values:
         bins = 1 << (width - finer)
         counts[:] = 0
         for i in range(n):
-            place = (np.uint64(magnitude(source[i])) - first) >> np.uint64(finer)
+            place = (np.uint64(magnitude(source[i] + weight * other[i])) - first) >> np.uint64(finer)
             if place < np.uint64(bins):
                 counts[place] += 1
         chosen = bins - 1
@@ -235,40 +257,60 @@ def feed_small(source: Array, gradient: Array, inf: Any, indices: Array, values:
     for i in range(n):
         if found == k:
             break
-        here = np.uint64(magnitude(source[i]))
+        value = source[i] + weight * other[i]
+        here = np.uint64(magnitude(value))
         if here >= first:
             if (here - first) >> np.uint64(width) == 0:
                 if wanted == 0:
                     continue
                 wanted -= 1
             indices[found] = i
-            values[found] = source[i]
-            source[i] = 0
+            values[found] = value
             found += 1
     return -1
 
 
 @compiled
-def keep_largest(
-    indices: Array,
-    values: Array,
-    threshold: Any,
-    ties: int,
-    kept_indices: Array,
-    kept_values: Array,
-    rest: Array | None,
-) -> None:
-    """Write the candidates above the threshold and the first `ties` equal to it into the kept lists.
+def feed_small(source: Array, gradient: Array, inf: Any, indices: Array, values: Array) -> int:
+    """Add the gradient and take the largest magnitudes out, as `pick_small` finds them, all in one call.
 
-    The others go back into `rest` where they came from, unless it is None.
+    In place. Return -1, or the index of the first sum that is inf or NaN: then nothing was written.
     """
+    bad = pick_small(source, gradient, source.dtype.type(1), inf, indices, values)
+    if bad < 0:
+        add_and_clear(source, gradient, indices, 0)
+    return bad
+
+
+@compiled
+def add_and_clear(source: Array, gradient: Array | None, cleared: Array, first: int) -> None:
+    """Add the gradient, in place, and write 0 at the cleared indices, which ascend and count from `first` on."""
+    piece, j = 4096, 0
+    for start in range(0, len(source), piece):
+        part = source[start : start + piece]
+        if gradient is not None:
+            more = gradient[start : start + piece]
+            for i in range(len(part)):
+                part[i] += more[i]
+        # While it is in the cache.
+        end = first + start + len(part)
+        while j < len(cleared) and cleared[j] < end:
+            part[cleared[j] - first - start] = 0
+            j += 1
+
+
+@compiled
+def keep_largest(
+    indices: Array, values: Array, threshold: Any, ties: int, kept_indices: Array, kept_values: Array
+) -> None:
+    """Write the candidates above the threshold and the first `ties` equal to it into the kept lists."""
     found = 0
     for i in range(len(indices)):
+        if found == len(kept_indices):
+            break
         here = magnitude(values[i])
-        if here > threshold or (here == threshold and ties > 0):
-            ties -= here == threshold
-            kept_indices[found] = indices[i]
-            kept_values[found] = values[i]
-            found += 1
-        elif rest is not None:
-            rest[indices[i]] = values[i]
+        tie = here == threshold and ties > 0
+        kept_indices[found] = indices[i]
+        kept_values[found] = values[i]
+        found += here > threshold or tie
+        ties -= tie

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctk.kernels.compiled import compiled
-from hpctk.kernels.threads import WORTH_A_THREAD, share, spans
+from hpctk.kernels.threads import share, spans
 
 Array = NDArray[Any]
 
@@ -20,23 +20,25 @@ Array = NDArray[Any]
 BLOCK = 1 << 16
 
 
-def move_and_write(
-    point: Array, move: Array, residual: Array, out: Array, *, moves: bool, ahead: bool, threads: int | None = None
-) -> None:
-    """Move a point, and write it, or the point ahead of it, down twice; in place.
+def move_ahead(point: Array, move: Array | None, held: Array, *, threads: int | None = None) -> None:
+    """Move a point, unless there is no move, and step ahead of it by what is held, in place.
 
-        point <- point - move     (with `moves`)
-        out, move <- point - residual     (with `ahead`, else the point itself)
+        point <- point - move
+        held <- point - held
 
     Arrays of float32 or float64: flat, contiguous, of one length and dtype; none overlaps another.
     """
-    if not len(point) == len(move) == len(residual) == len(out):
-        raise ValueError(f"arrays of {len(point)}, {len(move)}, {len(residual)} and {len(out)} elements")
-    if len(point) < WORTH_A_THREAD:
-        _move_and_write(point, move, residual, out, moves, ahead)
-        return
-    calls = [(point[a:b], move[a:b], residual[a:b], out[a:b], moves, ahead) for a, b in spans(len(point), threads)]
-    share(_move_and_write, calls)
+    if not len(point) == len(held) == len(point if move is None else move):
+        raise ValueError(f"arrays of {len(point)}, {len(point if move is None else move)} and {len(held)} elements")
+    parts = spans(len(point), threads)
+    share(_move_ahead, [(point[a:b], None if move is None else move[a:b], held[a:b]) for a, b in parts])
+
+
+def take_back(before: Array, after: Array, out: Array, *, threads: int | None = None) -> None:
+    """Write before - after into `out`, then before into after, in place. Arrays as for `move_ahead`."""
+    if not len(before) == len(after) == len(out):
+        raise ValueError(f"arrays of {len(before)}, {len(after)} and {len(out)} elements")
+    share(_take_back, [(before[a:b], after[a:b], out[a:b]) for a, b in spans(len(before), threads)])
 
 
 def squared_distance(a: Array, b: Array | None, *, threads: int | None = None) -> float:
@@ -67,16 +69,19 @@ def _block_sums(a: Array, sums: Array, first: int, last: int) -> None:
 
 
 @compiled
-def _move_and_write(point: Array, move: Array, residual: Array, out: Array, moves: bool, ahead: bool) -> None:
+def _move_ahead(point: Array, move: Array | None, held: Array) -> None:
     for i in range(len(point)):
-        value = point[i]
-        if moves:
-            value -= move[i]
-            point[i] = value
-        if ahead:
-            value -= residual[i]
-        out[i] = value
-        move[i] = value
+        if move is not None:
+            point[i] -= move[i]
+        held[i] = point[i] - held[i]
+
+
+@compiled
+def _take_back(before: Array, after: Array, out: Array) -> None:
+    for i in range(len(before)):
+        value = before[i]
+        out[i] = value - after[i]
+        after[i] = value
 
 
 @compiled

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import merge, packing, select, updates
+from hpctk.kernels import lean, merge, packing, select, updates
 
 
 def warm() -> None:
@@ -30,7 +30,12 @@ def warm() -> None:
         updates.sum_of_magnitudes(values)
         updates.squared_distance(values, None)
         updates.squared_distance(values, values)
-        updates.move_and_write(*(values.copy() for _ in range(4)), moves=True, ahead=True)
+        updates.move_ahead(values, values.copy(), values.copy())
+        updates.take_back(values, values.copy(), values.copy())
+        lean.pack_signs(values, values.copy(), 0, signs)
+        lean.move_by_signs(values, values.copy(), 0, signs, 1.0, signs[None], [1.0])
+        lean.add_and_pack(values, signs[None], [1.0], signs.copy())
+        lean.move_at(values, values.copy(), 0, found, found, taken)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,16 @@ Between steps the model's parameters are y_k, so a step ends with the averaging 
 `with opt.averaged_model():`. Until the first step x is whatever the model holds; later, what was done to the parameters
 since the last step, such as clamping them, travels with the update.
 
-What travels: compressed updates, every step, by the ways of error_feedback.py (one bit for each element each way with
-Sign on both sides); each average of residuals moves them dense.
+No residual is stored, as it is how far the parameters are from x (methods/core/step_ahead.py). With p, what they are
+after the base optimizer's own step, delta_k = x - p, and the above is
+
+    c_k = C(x - p);  p <- p + c_k - o;  x <- x - o;  the average of residuals: p <- mean_j p_j
+
+so that x is all that is kept beside the model. With step_ahead=False, which is classic error feedback, the gradient is
+taken at x, the parameters are x between steps, and e_k has to be kept (methods/core/error_feedback.py).
+
+What travels: compressed updates, every step, by the ways of update_exchange.py (one bit for each element each way with
+Sign on both sides); each average of residuals moves as many bytes as the model has.
 """
 
 from __future__ import annotations
@@ -27,14 +35,15 @@ import torch
 
 from hpctk import torch_private
 from hpctk.compressors import A_COMPRESSOR, Compressor, by_name
-from hpctk.errors import SettingError, TensorError
-from hpctk.kernels import updates
+from hpctk.errors import SettingError
 from hpctk.methods.core.error_feedback import ErrorFeedback
 from hpctk.methods.core.flat_buffer import FlatBuffer
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.replica import Replica, restore
-from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.run import UpdateRun
+from hpctk.methods.core.step_ahead import StepAhead
+from hpctk.methods.core.update_exchange import UpdateExchange
 from hpctk.settings import documented, required, setting
 
 
@@ -63,70 +72,41 @@ class SAEF(LocalStepMethod):
 
 
 class SaefRun(UpdateRun):
-    """SAEF at work on one rank."""
+    """SAEF at work on one rank.
+
+    Attributes
+    ----------
+    feedback : UpdateExchange
+        The way of updates, and where their residuals are.
+    x : FlatBuffer
+    """
 
     def __init__(self, settings: SAEF, replica: Replica, base: torch.optim.Optimizer) -> None:
         super().__init__(replica, base)
         self._settings = settings
-        self.feedback = ErrorFeedback(replica, settings.compressor, settings.server)
+        way: type[UpdateExchange] = StepAhead if settings.step_ahead else ErrorFeedback
+        self.feedback = way(replica, settings.compressor, settings.server)
         self.x = FlatBuffer(self.feedback.parameters)
-        #: The parameters as they were written; then the update, then what x is moved by.
-        self._scratch = FlatBuffer(self.feedback.parameters)
-
-    @property
-    def _values(self) -> list[torch.Tensor]:
-        return [parameter.detach() for parameter in self.feedback.parameters]
 
     def exchange(self, *, active: bool) -> None:
         """Send the update, move x, and step ahead of it. Collective over the communicator. In place."""
         if self.t == 0:
             self._start()
-        try:
-            self._take_update(active)
-            moved = self.feedback.exchange(self._scratch, self.x)
-        except Exception:
-            self._write(moves=False)
-            raise
+        if active:
+            self.base.step()
+        error = self.feedback.exchange(self.x)
+        if error is not None:
+            self.keep_unsent(error, self.feedback.unsent)
         self.counts["rounds"] += 1
         every = self._settings.average_every
         # Iteration t + 1 would begin with it, but its forward needs the parameters before.
         if every and (self.t + 2) % every == 0:
             self.feedback.average()
             self.counts["averages"] += 1
-        self._write(moves=not moved)
 
     def _start(self) -> None:
         """Let x be what the model holds."""
-        for row in (self.x, self._scratch):
-            torch_private.foreach_copy_(row.parts, self._values)
-
-    def _take_update(self, active: bool) -> None:
-        """Let the base optimizer step, and keep what it subtracted; the parameters are written later."""
-        if not active:
-            self._scratch.flat.zero_()
-            return
-        self.base.step()
-        torch_private.foreach_sub_(self._scratch.parts, self._values)
-        try:
-            self.feedback.check(self._scratch)
-        except TensorError as error:
-            # The others are on their way into the exchange.
-            self._scratch.flat.zero_()
-            self.keep_unsent(error)
-
-    def _write(self, *, moves: bool) -> None:
-        """Move x by what is in the room, unless it has moved; write y_k, or x, into the parameters and the room."""
-        ahead = self._settings.step_ahead
-        rows = zip(self.x.parts, self._scratch.parts, self.feedback.errors, self._values, strict=True)
-        for x, room, error, value in rows:
-            if value.is_contiguous() and value.is_cpu:
-                arrays = (tensor.view(-1).numpy() for tensor in (x, room, error, value))
-                updates.move_and_write(*arrays, moves=moves, ahead=ahead)
-                continue
-            if moves:
-                x.sub_(room)
-            room.copy_(x - error if ahead else x)
-            value.copy_(room)
+        torch_private.foreach_copy_(self.x.parts, self.feedback.values)
 
     def _named_x(self) -> dict[str, torch.Tensor]:
         return dict(zip(self.feedback.names, self.x.parts, strict=True))
@@ -141,23 +121,18 @@ class SaefRun(UpdateRun):
         return super().shared_state() if self.t == 0 else self._named_x()
 
     def local_state(self) -> dict[str, Any]:
-        """Return x, the residuals of this rank and of the server, what the compressors remember, and t."""
+        """Return x, this rank's parameters or residuals, the server's, what the compressors remember, and t."""
         if self.t == 0:
             self._start()
-        return {"x": self._named_x(), **self.feedback.state_dict(), "t": self.t}
+        aside = None if self.set_aside is None else self.replica.named(self.set_aside)
+        return {"x": self._named_x(), **self.feedback.state_dict(aside), "t": self.t}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned; the parameters are written, too."""
         restore(self._named_x(), state["x"], "x")
-        self.feedback.load_state_dict(state)
+        self.feedback.load_state_dict(state, self.x)
         self.t = int(state["t"])
-        self._write(moves=False)
 
     def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
-        """Return residuals whose mean over the ranks is what it was, and this rank's part of the server's."""
-        shards = torch.cat(list(earlier.each("server_shard")))
-        return {
-            **earlier.first(),
-            "residuals": reshard(earlier.each("residuals"), earlier.size),
-            "server_shard": self.feedback.own_shard(shards),
-        }
+        """Return a state in which the mean of the residuals is what it was, and this rank's part of the server's."""
+        return {**earlier.first(), **self.feedback.resized_state(earlier)}

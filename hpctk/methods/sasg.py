@@ -29,13 +29,13 @@ import numpy as np
 import torch
 
 from hpctk import torch_private
-from hpctk.collectives.compressed_mean import refuse_bad_sums, selected
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.lazy_allgather import lazy_allgather
 from hpctk.compressors import Residuals, TopK
 from hpctk.compressors.core import sparse
 from hpctk.errors import TensorError
-from hpctk.methods.core.flat_buffer import FlatBuffer, difference, squared_distance
+from hpctk.kernels.packing import index_dtype
+from hpctk.methods.core.flat_buffer import FlatBuffer, squared_distance, take_back
 from hpctk.methods.core.last_messages import LastMessages
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.replay import Replay
@@ -101,6 +101,8 @@ class SasgRun(UpdateRun):
         self.delay = 0
         self._replay: Replay | None = None
         self._news = False
+        #: What this step sends of each tensor: indices and values.
+        self._picked: list[tuple[Any, Any]] = []
 
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration; the closure is called a second time where only that tells whether to upload."""
@@ -176,24 +178,38 @@ class SasgRun(UpdateRun):
         torch_private.foreach_copy_(self.snapshot, values)
         try:
             self.base.step()
-            difference(self.snapshot, values, self._scratch)
-        finally:
+        except BaseException:
             replica.load(self.snapshot)
+            raise
+        take_back(self.snapshot, values, self._scratch)
         try:
-            refuse_bad_sums(self._updates(), self.residuals)
+            self._picked = self._pick()
         except TensorError as error:
             # The others are on their way into the exchange.
-            self.keep_unsent(error)
+            self.keep_unsent(error, "That update was not sent; the residual is what it was before it.")
             return False
         return True
+
+    def _pick(self) -> list[tuple[Any, Any]]:
+        """Return what is sent of each tensor. Changes nothing: a bad tensor must leave all residuals as they are."""
+        pick, residuals = self._compressor.pick, self.residuals
+        return [pick(residuals.of(name, part), part, name) for name, part in self._updates().items()]
 
     def _updates(self) -> dict[str, torch.Tensor]:
         return self.replica.named(self._scratch.parts)
 
     def _message(self) -> Any:
         """Return q, of all tensors as one sparse vector; what it lacks of the update stays in e."""
-        pairs = selected(self._updates(), self._compressor, self.residuals, self._edges)
-        return sparse.write(*pairs, self._edges[-1])
+        indices, values = [], []
+        dtype = index_dtype(self._edges[-1])
+        for start, (name, part), (found, taken) in zip(
+            self._edges, self._updates().items(), self._picked, strict=False
+        ):
+            self._compressor.take_out(part, self.residuals.of(name, part), found)
+            indices.append(_host(found).astype(dtype, copy=False) + dtype.type(start))
+            values.append(_host(taken))
+        self._picked = []
+        return sparse.write(np.concatenate(indices), np.concatenate(values), self._edges[-1])
 
     def _farewell(self) -> Any:
         """Return an empty message where the others still hold one of this rank."""
@@ -242,3 +258,7 @@ class SasgRun(UpdateRun):
 
     def _named_snapshot(self) -> dict[str, torch.Tensor]:
         return self.replica.named(self.snapshot)
+
+
+def _host(array: Any) -> Any:
+    return array.cpu().numpy() if isinstance(array, torch.Tensor) else array

@@ -110,9 +110,11 @@ def averaged_model(run: Run, counting: Callable[[], AbstractContextManager[None]
     if target is not None:
         replica.load(target)
     _load(replica.buffers, averaged)
+    run.set_aside = kept
     try:
         yield
     finally:
+        run.set_aside = None
         replica.load(kept)
         _load(replica.buffers, kept_buffers)
 

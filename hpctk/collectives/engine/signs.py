@@ -9,6 +9,7 @@ threads each of them sums with. Two-way one-bit compression, where nobody knows 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,23 @@ from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.onebit import shard_bounds
 from hpctk.comm.world import World
 from hpctk.compressors import sign
+from hpctk.compressors.core import arrays
 from hpctk.compressors.core.packet import Packet
 from hpctk.schedules import ring
+
+
+def sign_packet(scale: float, packed: Any, n: int, dtype: torch.dtype) -> Packet:
+    """Return a packet of signs that are packed already; the scale is one of the dtype's numbers."""
+    head = np.array([scale], arrays.dtype_name(dtype)).view(np.uint8)
+    return Packet(torch.from_numpy(np.concatenate([head, packed])), (n,), dtype)
+
+
+def gather_signs(here: World, packet: Packet) -> list[tuple[float, torch.Tensor]]:
+    """Return all ranks' scales and packed signs, on the host. Collective over the communicator."""
+    dense_bytes = packet.n * packet.dtype.itemsize
+    with engine_of(here).span(compressor="Sign", elements=packet.n, dense_bytes=dense_bytes):
+        messages = gather_messages(here, ring.allgather(here.size), packet.data.cpu().numpy())
+        return [sign.read(replace(packet, data=torch.from_numpy(data))) for data in messages]
 
 
 def mean_of_signs(here: World, packet: Packet, out: torch.Tensor) -> None:
@@ -28,14 +44,12 @@ def mean_of_signs(here: World, packet: Packet, out: torch.Tensor) -> None:
 
     Collective over the communicator. In place.
     """
-    dense_bytes = packet.n * out.element_size()
-    with engine_of(here).span(compressor="Sign", elements=packet.n, dense_bytes=dense_bytes) as span:
-        messages = gather_messages(here, ring.allgather(here.size), packet.data.cpu().numpy())
+    with engine_of(here).span() as span:
+        everyone = gather_signs(here, packet)
         with span.decompressing():
             out.zero_()
-            for data in messages:
-                scale, signs = sign.read(replace(packet, data=torch.from_numpy(data).to(out.device)))
-                sign.add(signs, scale / here.size, out)
+            for scale, signs in everyone:
+                sign.add(signs.to(out.device), scale / here.size, out)
 
 
 def feed_common_signs(here: World, flat: torch.Tensor, residual: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -26,14 +27,8 @@ def first_bad_sum(flat: torch.Tensor, other: torch.Tensor) -> int | None:
 
     Not in place; the sum is formed block by block and not kept.
     """
-    if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
-        from hpctk.kernels import magnitude, select
-
-        a, b = flat.numpy(), other.numpy()
-        if len(a) < select.WORTH_A_SAMPLE:
-            index = magnitude.first_not_finite(a, b, select.INFINITY[a.dtype.char])
-        else:
-            index = select.first_not_finite(a, b)
+    if _for_kernels(flat):
+        index = _first_not_finite(flat.numpy(), other.numpy())
         return None if index < 0 else index
     scratch = flat.new_empty(min(flat.numel(), _block(flat)))
     for lo, hi in blocks(flat):
@@ -47,8 +42,23 @@ def all_finite(flat: torch.Tensor) -> bool:
     """Return whether no element is NaN or infinite, in one pass without temporaries."""
     if not flat.numel():
         return True
+    if _for_kernels(flat):
+        return _first_not_finite(flat.detach().view(-1).numpy(), None) < 0
     # The extremes of a tensor with a NaN are NaN.
     return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(flat))
+
+
+def _for_kernels(flat: torch.Tensor) -> bool:
+    return flat.is_cpu and flat.dtype in (torch.float32, torch.float64) and flat.is_contiguous() and not flat.is_neg()
+
+
+def _first_not_finite(a: Any, b: Any) -> int:
+    from hpctk.kernels import magnitude, select
+
+    if len(a) < select.WORTH_A_SAMPLE:
+        # Without looking for threads, which take longer than this.
+        return magnitude.first_not_finite(a, b, a.dtype.type(1), select.INFINITY[a.dtype.char])
+    return select.first_not_finite(a, b)
 
 
 def blocks(flat: torch.Tensor) -> Iterator[tuple[int, int]]:

@@ -166,6 +166,30 @@ class SparseCompressor(Compressor):
             buffers.write_back(residual, memory)
         return chosen
 
+    def pick(
+        self, tensor: torch.Tensor, other: torch.Tensor, name: str = "", *, minus: bool = False
+    ) -> tuple[Any, Any]:
+        """Return indices, ascending, and values of the elements to send of tensor + other. Changes nothing.
+
+        Of tensor - other with `minus`: what has to be sent of one model to come to the other. Both of one shape,
+        dtype and device. Raise TensorError as `compress`, about the sum.
+        """
+        flat, more = checked_pair(tensor, other, name)
+        total = flat - more if minus else flat + more
+        refuse(finite.first_bad(total), total.numel(), name)
+        return self._take(total)
+
+    def take_out(self, tensor: torch.Tensor, residual: torch.Tensor, indices: Any) -> None:
+        """Add tensor to residual, in place, and write 0 at the indices that `pick` returned for both.
+
+        `pick` and this are `select` in two halves, for those who look at all tensors before they change any.
+        """
+        flat, memory = checked_pair(tensor, residual, "")
+        memory += flat
+        memory[torch.as_tensor(indices)] = 0
+        if memory.data_ptr() != residual.data_ptr():
+            buffers.write_back(residual, memory)
+
     def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
         """Add tensor to residual in place, take the chosen elements out of it and return them.
 

@@ -1,178 +1,134 @@
-"""What of an update travels and what stays behind, on the worker's side and on the server's.
+"""Classic error feedback: the model holds x, and what was not sent of updates is kept beside it.
 
-    c_k = C(e_k + update_k);  e_k = e_k + update_k - c_k;  c = mean_k c_k
-    o = c, or with a server  o = C_server(s + c);  s = s + c - o
+    update_k = x - p, p the parameters after the base optimizer's step
+    c_k = C(e_k + update_k);  e_k = e_k + update_k - c_k
+    x <- x - o;  p <- x
 
-`Sign` sees the whole model as one vector with one scale. Without a server every rank gets every rank's signs; with
-Sign on both sides they make the one-bit all-reduce (collectives/onebit.py): one bit for each element each way, s cut
-into shards. With any other server every rank knows c and does the server's work itself, the same everywhere, so s is
-replicated and nothing more travels; where that server is Sign, its 1-norm is put together from shards, the same sum
-on every rank.
+Two more copies of the model: the residuals, and room for the update.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Mapping
-from copy import deepcopy
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
 from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.collectives.engine.signs import feed_common_signs, mean_of_signs
-from hpctk.collectives.onebit import onebit_allreduce, shard_bounds
+from hpctk.collectives.engine.signs import mean_of_signs
+from hpctk.collectives.onebit import onebit_allreduce
 from hpctk.compressors import Compressor, Residuals, sign
 from hpctk.compressors.core import finite
 from hpctk.compressors.core.compressor import refuse
 from hpctk.compressors.core.packet import Packet
-from hpctk.errors import SettingError
-from hpctk.methods.core.flat_buffer import FlatBuffer
+from hpctk.errors import TensorError
+from hpctk.methods.core.flat_buffer import FlatBuffer, difference
 from hpctk.methods.core.replica import Replica, restore
+from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.methods.core.update_exchange import WHOLE, UpdateExchange, sends_signs
 from hpctk.telemetry.recorder import Span
 
-#: The name of the model as one vector, for compressors and residuals.
-WHOLE = "the whole model"
 
-
-class ErrorFeedback:
-    """The way of updates from all ranks to all ranks.
-
-    Parameters
-    ----------
-    replica : Replica
-    compressor : Compressor
-        Of each worker's update; used by a copy of it.
-    server : Compressor or None
-        Of the mean; used by a copy of it.
+class ErrorFeedback(UpdateExchange):
+    """Updates on their way, with residuals that are kept. See `UpdateExchange`.
 
     Attributes
     ----------
-    names, parameters
-        In the order of rows: what Sign sees as one vector comes first.
     errors : list of torch.Tensor
         e_k, for each parameter.
-    shard : torch.Tensor
-        This rank's part of s where that is cut into shards; empty else.
     """
 
+    unsent = "That update was not sent; the residual is what it was before it."
+
     def __init__(self, replica: Replica, compressor: Compressor, server: Compressor | None) -> None:
-        self._replica = replica
-        # Copies: both may be one object, and only the worker's draws are to differ from rank to rank.
-        self._compressor, self._server = deepcopy(compressor), deepcopy(server)
-        self._compressor.set_rank(replica.world.rank)
-        signs = [each for each in (self._compressor, self._server) if _sends_signs(each)]
-        named = list(zip(replica.names, replica.parameters, strict=True))
-        spared = {name: not signs or signs[0].is_excluded(name, parameter) for name, parameter in named}
-        if signs and any(spared[name] != signs[-1].is_excluded(name, parameter) for name, parameter in named):
-            raise SettingError("Sign as compressor and Sign as server must spare the same tensors")
-        named.sort(key=lambda pair: spared[pair[0]])
-        self.names, self.parameters = [name for name, _ in named], [parameter for _, parameter in named]
-        #: Tensors and elements of the vector that Sign sees.
-        self._signed = list(spared.values()).count(False)
-        self._n = sum(parameter.numel() for parameter in self.parameters[: self._signed])
-        self._two_way = len(signs) == 2 and self._n > 0
+        super().__init__(replica, compressor, server)
         self._row = FlatBuffer(self.parameters)
         self.errors = self._row.parts
-        self._residuals, self._server_residuals = Residuals(zip(self.names, self.errors, strict=True)), Residuals()
-        self.shard = self.own_shard(torch.zeros(self._n, dtype=self.parameters[0].dtype))
+        self._residuals = Residuals(zip(self.names, self.errors, strict=True))
+        #: The update; then what x is moved by.
+        self._scratch = FlatBuffer(self.parameters)
 
-    def own_shard(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return a copy of this rank's part of s, given the whole; empty where s is not cut into shards."""
-        lo, hi = shard_bounds(self._replica.world, self._n) if self._two_way else (0, 0)
-        return whole[lo:hi].clone()
+    def exchange(self, x: FlatBuffer) -> TensorError | None:
+        """Send the update, and what is left of earlier ones; move x, and write it into the parameters."""
+        difference(x.parts, self.values, self._scratch)
+        error = self._bad_update()
+        if error is not None:
+            # The others are on their way into the exchange.
+            self._scratch.flat.zero_()
+        try:
+            if self._two_way:
+                self._one_bit(x)
+            else:
+                self._mean()
+                self._serve(self._scratch)
+                x.flat.sub_(self._scratch.flat)
+        finally:
+            self._write(x)
+        return error
 
-    def check(self, updates: FlatBuffer) -> None:
-        """Raise TensorError where the sum of an update and its residual is not finite. Local. Changes nothing."""
-        bad = finite.first_bad_sum(self._row.flat, updates.flat)
-        if bad is not None:
-            i = bisect(self._row.edges, bad) - 1
-            refuse(bad - self._row.edges[i], self._row.parts[i].numel(), self.names[i])
+    def _bad_update(self) -> TensorError | None:
+        """Return an error where the sum of an update and its residual is not finite. Local. Changes nothing."""
+        bad = finite.first_bad_sum(self._row.flat, self._scratch.flat)
+        if bad is None:
+            return None
+        i = bisect(self._row.edges, bad) - 1
+        try:
+            refuse(bad - self._row.edges[i], self.errors[i].numel(), self.names[i])
+        except TensorError as error:
+            return error
+        return None
 
-    def exchange(self, updates: FlatBuffer, x: FlatBuffer) -> bool:
-        """Replace updates by o and return False; or move x by o without writing it down, and return True.
+    def _write(self, x: FlatBuffer) -> None:
+        for value, part in zip(self.values, x.parts, strict=True):
+            value.copy_(part)
 
-        Collective over the communicator. In place. All ranks have found their updates good by `check`.
-        """
-        if self._two_way:
-            self._one_bit(updates, x)
-            return True
-        self._mean(updates)
-        self._serve(updates)
-        return False
-
-    def _one_bit(self, updates: FlatBuffer, x: FlatBuffer) -> None:
-        n = self._n
+    def _one_bit(self, x: FlatBuffer) -> None:
+        n, updates = self._n, self._scratch
         with engine_of(self._replica.world).span(WHOLE) as span:
-            packet = self._signs(updates, span)
-            scale, signs = sign.read(packet)
-            packed = signs.cpu().numpy()
-            packed, common = onebit_allreduce(self._replica.world, packed, scale, n, self.shard.numpy())
+            scale, signs = sign.read(self._signs(span))
+            packed, common = onebit_allreduce(self._replica.world, signs.cpu().numpy(), scale, n, self.shard.numpy())
             with span.decompressing():
                 sign.add(torch.from_numpy(packed).to(x.flat.device), -common, x.flat[:n])
-        self._mean_of_spared(updates)
+        self._mean_of_spared(updates.parts)
         x.flat[n:].sub_(updates.flat[n:])
 
-    def _signs(self, updates: FlatBuffer, span: Span) -> Packet:
-        update, error = updates.flat[: self._n], self._row.flat[: self._n]
+    def _signs(self, span: Span) -> Packet:
+        update, error = self._scratch.flat[: self._n], self._row.flat[: self._n]
         with span.compressing():
             return self._compressor.feed(update, error, WHOLE)
 
-    def _mean_of_spared(self, updates: FlatBuffer) -> None:
-        if self._signed < len(self.names):
-            named = dict(zip(self.names[self._signed :], updates.parts[self._signed :], strict=True))
-            dense_mean(self._replica.world, named, self._replica.schedule, "updates")
-
-    def _mean(self, updates: FlatBuffer) -> None:
-        here, schedule = self._replica.world, self._replica.schedule
-        if not _sends_signs(self._compressor):
-            named = dict(zip(self.names, updates.parts, strict=True))
+    def _mean(self) -> None:
+        here, schedule, updates = self._replica.world, self._replica.schedule, self._scratch
+        if not sends_signs(self._compressor):
+            named = self._by_name(updates.parts)
             compressed_mean(here, named, self._compressor, self._residuals, schedule, checked=True)
             return
-        self._mean_of_spared(updates)
+        self._mean_of_spared(updates.parts)
         if self._n:
             with engine_of(here).span(WHOLE) as span:
-                mean_of_signs(here, self._signs(updates, span), updates.flat[: self._n])
-
-    def _serve(self, updates: FlatBuffer) -> None:
-        server, kept = self._server, self._server_residuals
-        if _sends_signs(server):
-            whole = updates.flat[: self._n]
-            feed_common_signs(self._replica.world, whole, kept.of(WHOLE, whole))
-        elif server is not None:
-            for name, part in zip(self.names, updates.parts, strict=True):
-                if not server.is_excluded(name, part):
-                    part.copy_(server.decompress(kept.feed(server, name, part)))
+                mean_of_signs(here, self._signs(span), updates.flat[: self._n])
 
     def average(self) -> None:
         """Replace all residuals by their mean over the ranks. Collective over the communicator. In place."""
-        named = zip(self.names, self.errors, strict=True)
         errors = {
-            f"residual of {name}": error for name, error in named if not self._compressor.is_excluded(name, error)
+            f"residual of {name}": error
+            for name, error in self._by_name(self.errors).items()
+            if not self._compressor.is_excluded(name, error)
         }
         dense_mean(self._replica.world, errors, self._replica.schedule, "residuals")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, aside: Mapping[str, torch.Tensor] | None) -> dict[str, Any]:
         """Return all residuals, and what the compressors remember; not copies."""
-        return {
-            "residuals": dict(zip(self.names, self.errors, strict=True)),
-            "server_residuals": self._server_residuals.state_dict(),
-            "server_shard": self.shard,
-            "compressor": self._compressor.state_dict(),
-            "server": {} if self._server is None else self._server.state_dict(),
-        }
+        return {"residuals": self._by_name(self.errors), **super().state_dict(aside)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from copies of what `state_dict` returned."""
-        restore(dict(zip(self.names, self.errors, strict=True)), state["residuals"], "the residual")
-        restore({"shard": self.shard}, {"shard": state["server_shard"]}, "the server's residual")
-        self._server_residuals.load_state_dict(state["server_residuals"])
-        self._compressor.load_state_dict(state["compressor"])
-        if self._server is not None:
-            self._server.load_state_dict(state["server"])
+    def load_state_dict(self, state: Mapping[str, Any], x: FlatBuffer) -> None:
+        """Go on from copies of what `state_dict` returned; write x into the parameters."""
+        restore(self._by_name(self.errors), state["residuals"], "the residual")
+        super().load_state_dict(state, x)
+        self._write(x)
 
-
-def _sends_signs(compressor: Compressor | None) -> TypeGuard[Compressor]:
-    """Return whether a compressor sees the whole model as one vector of signs with one scale."""
-    return compressor is not None and compressor.combines == "signs"
+    def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
+        """Return residuals whose mean over the ranks is what it was, and this rank's part of the server's."""
+        return {"residuals": reshard(earlier.each("residuals"), earlier.size), **super().resized_state(earlier)}

@@ -41,6 +41,16 @@ def difference(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], ou
         torch.sub(a, b, out=part)
 
 
+def take_back(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], out: FlatBuffer) -> None:
+    """Write before - after into a row, and before into after, in one pass: a step is undone, and known."""
+    for a, b, part in zip(before, after, out.parts, strict=True):
+        if b.is_cpu and a.is_contiguous() and b.is_contiguous():
+            updates.take_back(*(tensor.view(-1).numpy() for tensor in (a, b, part)))
+        else:
+            torch.sub(a, b, out=part)
+            b.copy_(a)
+
+
 def squared_distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
     """Return ||a - b||^2, summed in float64; None stands for zeros. Not in place."""
     if a is None:

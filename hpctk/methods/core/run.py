@@ -31,12 +31,15 @@ class Run:
         What happened so often: rounds, uploads, skips, skipped_steps, fallbacks.
     finished : bool
         Whether a time budget has run out; the same on all ranks.
+    set_aside : list of torch.Tensor or None
+        The parameters, as long as `averaged_model` has something else in their place.
     """
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.counts: Counter[str] = Counter()
         self.finished = False
+        self.set_aside: list[torch.Tensor] | None = None
 
     def evaluated_parameters(self) -> list[torch.Tensor] | None:
         """Return the parameters that the method wants evaluated, None for those the model holds.
@@ -216,9 +219,12 @@ class UpdateRun(LocalStepRun):
         if error is not None:
             raise error
 
-    def keep_unsent(self, error: HpctkError) -> None:
-        """Let all ranks raise `error` in the next step: this one goes on, without an update of this rank."""
-        self._unsent = TensorError(f"{error} That update was not sent; the residual is what it was before it.")
+    def keep_unsent(self, error: HpctkError, fate: str) -> None:
+        """Let all ranks raise `error` in the next step: this one goes on, without an update of this rank.
+
+        `fate` is what became of that update, as a sentence.
+        """
+        self._unsent = TensorError(f"{error} {fate}")
 
     @abstractmethod
     def exchange(self, *, active: bool) -> None:

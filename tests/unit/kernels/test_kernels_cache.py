@@ -22,7 +22,7 @@ from hpctk.kernels import magnitude, packing, select
 residual = np.arange(100, dtype=np.float32)
 select.feed_top_k(residual, None, 3, threads=1)
 packing.pack_indices(np.arange(5, dtype=np.int32), 10)
-used = [magnitude.first_not_finite, magnitude.histogram, magnitude.count, magnitude.write_indices, packing._split]
+used = [magnitude.largest, magnitude.histogram, magnitude.count, magnitude.write_indices, packing._split]
 print(json.dumps([[sum(kernel.stats.cache_hits.values()), sum(kernel.stats.cache_misses.values())] for kernel in used]))
 """
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpctk.kernels import magnitude, select
 from hpctk.kernels import threads as kernel_threads
-from hpctk.kernels.select import NotFinite, feed_top_k, first_not_finite, top_k
+from hpctk.kernels.select import NotFinite, feed_top_k, first_not_finite, pick_top_k, top_k
 
 few = settings(deadline=None, max_examples=60)
 UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -225,7 +225,7 @@ def ways(monkeypatch):
 
 def sampled_positions(n):
     positions = np.empty(min(select.SAMPLE, n // 16))
-    magnitude.sample(np.arange(float(n)), None, positions)
+    magnitude.sample(np.arange(float(n)), None, 1.0, positions)
     return positions.astype(int)
 
 
@@ -266,6 +266,39 @@ def test_more_equal_ones_than_anything_else(ways):
     feed(np.ones(20_000, np.float32), 200)
     assert [name for name, _ in ways] == ["_collect", "_threshold_from_guess"]
     assert ways[1][1][1] == 200
+
+
+@few
+@given(cases, cases, st.sampled_from(["float32", "float64"]), st.sampled_from([1, 2, 3]), st.booleans())
+def test_picking_from_sums_and_differences_changes_nothing(case, other, dtype, threads, minus):
+    source, k = drawn(case, dtype)
+    more = drawn((other[0], len(source), *other[2:]), dtype)[0]
+    total = source - more if minus else source + more
+    before = source.tobytes(), more.tobytes()
+    expected = oracle(total, k)
+    indices, values = pick_top_k(source, more, k, minus=minus, threads=threads)
+    assert indices.tolist() == expected.tolist()
+    assert values.tobytes() == total[expected].tobytes()
+    assert (source.tobytes(), more.tobytes()) == before
+    if len(source):
+        # Equal infinities: their difference is NaN, their sum infinite.
+        source[-1] = more[-1] = np.inf
+        with pytest.raises(NotFinite, match=f"element {len(source) - 1} is"):
+            pick_top_k(source, more, k, minus=minus, threads=threads)
+
+
+@pytest.mark.parametrize("n", [31, 32, 33, 4096, 65_536, 200_003])
+@pytest.mark.parametrize("minus", [True, False])
+def test_small_and_large_tensors_pick_alike(n, minus):
+    rng = np.random.default_rng(n)
+    source, more = (rng.integers(-9, 9, n).astype(np.float32) for _ in range(2))
+    k = max(1, n // 50)
+    indices, values = np.empty(k, np.int32), np.empty(k, np.float32)
+    weight = np.float32(-1 if minus else 1)
+    assert magnitude.pick_small(source, more, weight, select.INFINITY["f"], indices, values) == -1
+    picked = pick_top_k(source, more, k, minus=minus)
+    assert indices.tolist() == picked[0].tolist()
+    assert values.tolist() == picked[1].tolist()
 
 
 def test_fewer_than_k_that_are_not_zero(ways):

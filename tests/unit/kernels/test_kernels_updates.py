@@ -13,17 +13,25 @@ def rows(count, n, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [0, 1, 1000, 300_001])
 @pytest.mark.parametrize("moves", [True, False])
-@pytest.mark.parametrize("ahead", [True, False])
-def test_move_and_write(dtype, n, moves, ahead):
-    point, move, residual, out = rows(4, n, dtype)
+def test_move_ahead(dtype, n, moves):
+    point, move, held = rows(3, n, dtype)
     wanted = point - move if moves else point.copy()
-    written = wanted - residual if ahead else wanted
-    kept = residual.copy()
-    updates.move_and_write(point, move, residual, out, moves=moves, ahead=ahead, threads=3)
+    ahead, kept = wanted - held, move.copy()
+    updates.move_ahead(point, move if moves else None, held, threads=3)
     assert np.array_equal(point, wanted)
-    assert np.array_equal(out, written)
-    assert np.array_equal(move, written)
-    assert np.array_equal(residual, kept)
+    assert np.array_equal(held, ahead)
+    assert np.array_equal(move, kept)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [0, 1, 1000, 300_001])
+def test_take_back(dtype, n):
+    before, after, out = rows(3, n, dtype)
+    wanted, kept = before - after, before.copy()
+    updates.take_back(before, after, out, threads=3)
+    assert np.array_equal(out, wanted)
+    assert np.array_equal(after, kept)
+    assert np.array_equal(before, kept)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -48,8 +56,8 @@ def test_lengths_must_fit():
     a, b = rows(2, 5, np.float32)
     with pytest.raises(ValueError, match="5 and 4 elements"):
         updates.squared_distance(a, b[:4])
-    with pytest.raises(ValueError, match="5, 5, 5 and 4 elements"):
-        updates.move_and_write(a, b, a.copy(), b[:4], moves=True, ahead=True)
+    with pytest.raises(ValueError, match="5, 5 and 4 elements"):
+        updates.move_ahead(a, b, b[:4])
 
 
 @pytest.mark.parametrize("n", [0, 1, 65_536, 65_537, 700_001])
