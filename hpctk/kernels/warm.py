@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import merge, packing, select, updates
+from hpctk.kernels import halves, levels, merge, packing, select, signs, updates
 
 
 def warm() -> None:
@@ -24,9 +24,17 @@ def warm() -> None:
         merge.scatter(values, found, taken)
         merge.scatter_add(values, found, taken)
         merge.take(values, found)
-        signs = packing.pack_signs(values)
-        packing.unpack_signs(signs, 64, 1.0, np.dtype(dtype))
-        packing.add_signs(signs, 64, 1.0, values)
+        signs_of = packing.pack_signs(values)
+        packing.unpack_signs(signs_of, 64, 1.0, np.dtype(dtype))
+        packing.add_signs(signs_of, 64, 1.0, values)
+        signs.sum_of_magnitudes(values, values)
+        signs.take_signs(values.copy(), values, 1.0, signs_of)
+        for wire in ("float16", "bfloat16"):
+            halves.read(halves.write(values, wire, 1.0), wire, values.copy())
+            halves.feed(values.copy(), values, wire, 1.0)
+        for gradient in (None, values):
+            data = levels.write(values.copy(), gradient, 4, 64, 64, 1.0, *(np.zeros(k, np.uint64) for k in (2, 4)))
+        levels.read(data[: values.itemsize].copy().view(dtype), data[values.itemsize :], 4, 64, values.copy())
         updates.sum_of_magnitudes(values)
         updates.squared_distance(values, None)
         updates.squared_distance(values, values)
