@@ -5,7 +5,7 @@ Start it with `./launch/bench compress`; it is a single process without MPI.
 - `memory:read`: one read of the tensor, below which nothing goes;
 - `torch:topk`: torch.topk of the magnitudes alone, with neither residual nor packing;
 - `kernel:topk`: adding the gradient to the residual, selecting, taking out;
-- `compress:*`: a tensor into a packet and back; for top-k from gradient and residual.
+- `compress:*`: gradient and residual into a packet, what it does not carry left in the residual, and back.
 """
 
 from __future__ import annotations
@@ -85,15 +85,14 @@ def contenders(n, density, threads):
 
 
 def compressing(name, density, gradient, residual, again):
-    compressor = by_name(f"{name}:{density}" if name in ("topk", "randomk") else name)
-
-    def encode():
-        if name == "topk":
-            return compressor.feed(gradient, residual, "benchmark")
-        return compressor.compress(gradient, "benchmark")
-
+    compressor = by_name(
+        {"topk": f"topk:{density}", "randomk": f"randomk:{density}", "powersgd": "powersgd:4"}.get(name, name)
+    )
     return Contender(
-        encode, compressor.decompress, lambda packet: packet.nbytes, again if name == "topk" else lambda: None
+        lambda: compressor.feed(gradient, residual, "benchmark"),
+        compressor.decompress,
+        lambda packet: packet.nbytes,
+        again,
     )
 
 
@@ -110,6 +109,8 @@ def entries(found, n):
             entry["bits_per_element"] = 8 * one.bytes / n
         if read:
             entry["ratio_to_memory_read"] = seconds[name] / read
+        if "compress:topk" in seconds and name.startswith("compress:"):
+            entry["ratio_to_topk"] = seconds[name] / seconds["compress:topk"]
         if topk and name in ("kernel:topk", "compress:topk"):
             entry["times_faster_than_torch_topk"] = topk / seconds[name]
         rows.append(entry)
@@ -120,7 +121,16 @@ def show(rows):
     def cell(entry, key, text):
         return text(entry[key]) if key in entry else ""
 
-    head = ["contender", "encode", "decode", "bytes", "bits / element", "x memory read", "x faster than torch"]
+    head = [
+        "contender",
+        "encode",
+        "decode",
+        "bytes",
+        "bits / element",
+        "x memory read",
+        "x topk",
+        "x faster than torch",
+    ]
     print(
         table(
             head,
@@ -132,6 +142,7 @@ def show(rows):
                     cell(entry, "bytes", bytes_text),
                     cell(entry, "bits_per_element", "{:.3g}".format),
                     cell(entry, "ratio_to_memory_read", "{:.1f}".format),
+                    cell(entry, "ratio_to_topk", "{:.2f}".format),
                     cell(entry, "times_faster_than_torch_topk", "{:.1f}".format),
                 ]
                 for entry in rows

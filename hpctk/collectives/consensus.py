@@ -15,7 +15,7 @@ the parts and the result, at most 2 copies of the gradient. Inner products are s
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 PIECE = 8192
 #: Few sends at once, so that each rank's parts follow one another and come in evenly.
 FLIGHT = 8
+#: The engine's segments that make one message where all ranks share a node's memory, in which messages cost most.
+NODE_SEGMENTS = 4
 
 
 @collective
@@ -130,11 +132,16 @@ class Part:
         self._weights: list[Any] = []
         self._waiting: dict[int, int] = {}
         self._pieces: dict[int, Any] = {}
+        #: Arithmetic goes by the engine's segments, however long messages are, so that all round alike.
+        self._grid = max(1, engine.segment_bytes // flat.itemsize)
+        #: The longest message of both halves.
+        self._message_bytes = self._grid * flat.itemsize * (NODE_SEGMENTS if len(here.nodes) == 1 else 1)
         if here.size == 1:
             self.arrived(0, self.lo, self.hi)
         self._run = engine.start(
             rotation.reduce_scatter(here.size, keep=True),
             InPlace(flat, flat.itemsize),
+            segment_bytes=self._message_bytes,
             flight=FLIGHT,
             kept=self,
             lane=lane,
@@ -153,9 +160,11 @@ class Part:
     def arrived(self, peer: int, lo: int, hi: int) -> None:
         """Form the inner products of elements lo .. hi-1 once all parts of them are there."""
         self._waiting[lo] = self._waiting.get(lo, len(self.parts) - 1) - 1
-        if self._waiting[lo] <= 0:
-            pieces = shard_groups(self._groups, lo, hi)
-            self._pieces[lo] = partial_products(self.parts[:, lo - self.lo : hi - self.lo], pieces)
+        if self._waiting[lo] > 0:
+            return
+        for start, stop in self._segments(lo, hi):
+            pieces = shard_groups(self._groups, start, stop)
+            self._pieces[start] = partial_products(self.parts[:, start - self.lo : stop - self.lo], pieces)
 
     def products(self) -> Any:
         """Return <g_j, S> and ||g_j||^2 over this rank's shard, once all is there: 2 x groups x ranks."""
@@ -173,14 +182,23 @@ class Part:
         """Form the aggregate with the weights of all groups, and give it to everyone. Collective. In place."""
         self._weights = [weights[member] for member in self.members]
         # A ring has the links to itself: all-gathering by rotation was slower, its streams share them unevenly.
-        engine_of(self.here).run(ring.allgather(self.here.size), WeightedShard(self))
+        plan = ring.allgather(self.here.size)
+        engine_of(self.here).run(plan, WeightedShard(self), segment_bytes=self._message_bytes)
 
     def aggregate(self, lo: int, hi: int) -> None:
         """Overwrite elements lo .. hi-1 by their weighted sum over the ranks."""
-        parts, out = self.parts[:, lo - self.lo : hi - self.lo], self.flat[lo:hi]
-        for g, start, stop in shard_groups(self._groups, lo, hi):
-            weights = np.asarray(self._weights[g], parts.dtype)
-            np.dot(weights, parts[:, start:stop], out=out[start:stop])
+        for first, last in self._segments(lo, hi):
+            parts, out = self.parts[:, first - self.lo : last - self.lo], self.flat[first:last]
+            for g, start, stop in shard_groups(self._groups, first, last):
+                weights = np.asarray(self._weights[g], parts.dtype)
+                np.dot(weights, parts[:, start:stop], out=out[start:stop])
+
+    def _segments(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of the engine's segments in elements lo .. hi-1; all at once for a rank alone."""
+        while lo < hi:
+            end = hi if len(self.parts) == 1 else min((lo // self._grid + 1) * self._grid, hi)
+            yield lo, end
+            lo = end
 
 
 class WeightedShard(InPlace):

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hpctk.compressors.core.compressor import Compressor, Shape, expect_length
+from hpctk.comm import buffers
+from hpctk.compressors.core import arrays, finite
+from hpctk.compressors.core.compressor import Compressor, Shape, checked_pair, expect_length, is_plain, refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.settings import documented, setting
 
@@ -39,13 +41,39 @@ class Half(Compressor):
         choices=tuple(WIRES),
     )
 
+    def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
+        """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.
+
+        See `Compressor.feed`. On the host: one pass that looks for what is not finite, one that does the rest.
+        """
+        if not (is_plain(tensor) and is_plain(residual)):
+            return super().feed(tensor, residual, name)
+        from hpctk.kernels import halves
+
+        flat, memory = checked_pair(tensor, residual, name)
+        refuse(finite.first_bad_sum(memory, flat), flat.numel(), name)
+        data = halves.feed(memory.numpy(), flat.numpy(), self.dtype, self._limit(flat.dtype))
+        return Packet(torch.from_numpy(data).view(WIRES[self.dtype]), tuple(tensor.shape), tensor.dtype)
+
+    def _limit(self, dtype: torch.dtype) -> float:
+        return COMMON_LIMIT if dtype.itemsize == 2 else torch.finfo(WIRES[self.dtype]).max
+
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
-        wire = WIRES[self.dtype]
+        wire, limit = WIRES[self.dtype], self._limit(flat.dtype)
         if wire == flat.dtype:
             return flat.clone()
-        limit = COMMON_LIMIT if flat.element_size() == 2 else torch.finfo(wire).max
+        if is_plain(flat):
+            from hpctk.kernels import halves
+
+            return torch.from_numpy(halves.write(flat.numpy(), self.dtype, limit)).view(wire)
         return flat.clamp(-limit, limit).to(wire)
 
     def _decode(self, packet: Packet) -> torch.Tensor:
         expect_length(packet, packet.n, WIRES[self.dtype], "half precision")
-        return packet.data.to(packet.dtype, copy=True)
+        if buffers.on_device(packet.data) or packet.dtype.itemsize == 2:
+            return packet.data.to(packet.dtype, copy=True)
+        from hpctk.kernels import halves
+
+        out = arrays.new_flat(packet.n, packet.dtype)
+        halves.read(packet.data.view(torch.uint16).numpy(), self.dtype, out.numpy())
+        return out

@@ -33,6 +33,7 @@ from hpctk.compressors.core.compressor import (
     checked_flat,
     checked_pair,
     expect_length,
+    is_plain,
     refuse,
 )
 from hpctk.compressors.core.packet import Packet
@@ -41,6 +42,9 @@ from hpctk.settings import documented, setting
 
 Tensors = dict[str, torch.Tensor]
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
+
+#: Elements of a product that are formed together, to be subtracted.
+ROWS = 1 << 20
 
 
 @documented
@@ -112,15 +116,25 @@ class PowerSGD(Compressor):
     def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
         """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.
 
-        See `Compressor.feed`. The sum is formed beside the residual: only its factors tell whether they,
-        and what they leave, are within floating point's range.
+        See `Compressor.feed`. Where numbers are so large that only the factors tell whether they, and what they leave,
+        are within floating point's range, the sum is formed beside the residual.
         """
         flat, memory = checked_pair(tensor, residual, name)
-        total = memory + flat
-        refuse(finite.first_bad(total), flat.numel(), name)
-        packet = self._pack(total, tuple(tensor.shape), name, 0)
-        self._withdraw(total, packet)
-        memory.copy_(total)
+        shape = tuple(tensor.shape)
+        if is_plain(tensor) and is_plain(residual):
+            from hpctk.kernels import sums
+
+            total, given = memory.numpy(), flat.numpy()
+            if sums.all_below(total, given, self._safe_magnitude(memory, shape, name)):
+                sums.add(total, given)
+                packet = Packet(self._factors(memory, shape, name, checked=True), shape, tensor.dtype)
+                self._withdraw(memory, packet)
+                return packet
+        beside = memory + flat
+        refuse(finite.first_bad(beside), flat.numel(), name)
+        packet = self._pack(beside, shape, name, 0)
+        self._withdraw(beside, packet)
+        memory.copy_(beside)
         buffers.write_back(residual, memory)
         return packet
 
@@ -145,15 +159,28 @@ class PowerSGD(Compressor):
         self._starts = starts
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
+        return self._factors(flat, shape, name)
+
+    def _safe_magnitude(self, flat: torch.Tensor, shape: Shape, name: str) -> float:
+        """Return a magnitude: where all elements are smaller, factors and what they leave are in range."""
+        if not self.low_rank(shape):
+            return math.inf
+        matrix = flat.reshape(shape[0], -1)
+        # A sum of as many products as there are columns; and what `fits` says, of rows.
+        largest = max(1.0, float(self.start(name, matrix).abs().max()))
+        return torch.finfo(flat.dtype).max / (4.0 * max(matrix.shape) * largest)
+
+    def _factors(self, flat: torch.Tensor, shape: Shape, name: str, *, checked: bool = False) -> torch.Tensor:
+        """Return the data of a packet; `checked` says that all elements are below `_safe_magnitude`."""
         if not self.low_rank(shape):
             return flat.clone()
         matrix = flat.reshape(shape[0], -1).to(arrays.working_dtype(flat.dtype))
         before = self.start(name, matrix)
         product = matrix @ before
-        _in_range(finite.all_finite(product))
+        _in_range(checked or finite.all_finite(product))
         basis = orthonormal(product)
         q = matrix.T @ basis
-        _in_range(fits(matrix, basis, q, flat.dtype))
+        _in_range(checked or fits(matrix, basis, q, flat.dtype))
         self._starts[name] = next_start(q, before)
         return torch.cat([basis.reshape(-1), q.reshape(-1)])
 
@@ -161,12 +188,30 @@ class PowerSGD(Compressor):
         if not self.low_rank(packet.shape):
             expect_length(packet, packet.n, packet.dtype, "a tensor")
             return packet.data.clone()
+        basis, q = self._read(packet)
+        if buffers.on_device(packet.data) or packet.dtype.itemsize == 2:
+            return (basis @ q.T).to(packet.dtype).reshape(-1)
+        product = arrays.new_flat(packet.n, packet.dtype)
+        torch.mm(basis, q.T, out=product.view(len(basis), len(q)))
+        return product
+
+    def _withdraw(self, memory: torch.Tensor, packet: Packet) -> None:
+        if not self.low_rank(packet.shape):
+            memory.zero_()
+            return
+        basis, q = self._read(packet)
+        left = memory.view(len(basis), len(q))
+        # A few rows at a time: their products are subtracted while they are in the cache.
+        for rows, part in zip(*(each.tensor_split(-(-memory.numel() // ROWS)) for each in (left, basis)), strict=True):
+            rows -= (part @ q.T).to(memory.dtype)
+
+    def _read(self, packet: Packet) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the basis and Q of a packet, views; HpctkError for wrong data."""
         rows, columns = packet.shape[0], math.prod(packet.shape[1:])
         length = self.rank * (rows + columns)
         expect_length(packet, length, arrays.working_dtype(packet.dtype), f"rank {self.rank}")
         basis, q = packet.data.split([self.rank * rows, self.rank * columns])
-        product: torch.Tensor = basis.reshape(rows, self.rank) @ q.reshape(columns, self.rank).T
-        return product.to(packet.dtype).reshape(-1)
+        return basis.reshape(rows, self.rank), q.reshape(columns, self.rank)
 
 
 class _Round:
@@ -203,8 +248,10 @@ class _Round:
             if name in self.matrices:
                 basis, q = self.bases[name], self.factors[name]
                 out[name] = (basis @ q.T).to(tensor.dtype).reshape(tensor.shape)
-                left = torch.addmm(self.matrices[name], basis, self.own[name].T, alpha=-1)
-                tensor.detach().copy_(left.reshape(tensor.shape))
+                # The matrix is the tensor itself where that is contiguous and of the dtype that is computed in.
+                left = self.matrices[name].addmm_(basis, self.own[name].T, alpha=-1)
+                if left.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(left.reshape(tensor.shape))
                 starts[name] = next_start(q, self.starts[name])
             else:
                 out[name] = self.means[name].to(tensor.dtype)

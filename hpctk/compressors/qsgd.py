@@ -16,19 +16,21 @@ beyond 1 residuals may grow instead of staying small. Take more bits or smaller 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from hpctk.compressors.core import arrays, draws
-from hpctk.compressors.core.compressor import Compressor, Shape, State, expect_length
+from hpctk.comm import buffers
+from hpctk.compressors.core import arrays, draws, finite
+from hpctk.compressors.core.compressor import Compressor, Shape, State, checked_pair, expect_length, is_plain, refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError
 from hpctk.settings import documented, setting
 
-#: Elements quantised together: few enough for a core's cache.
+#: Elements quantised together, at least one bucket: few enough for a core's cache. Each such block draws anew.
 BLOCK = 1 << 16
 
 
@@ -64,9 +66,35 @@ class QSGD(Compressor):
     def _stamp(self, name: str) -> int:
         return self._draws.next_stamp(name)
 
+    def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
+        """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.
+
+        See `Compressor.feed`. On the host: one pass that looks for what is not finite, one that does the rest.
+        """
+        if not (is_plain(tensor) and is_plain(residual)):
+            return super().feed(tensor, residual, name)
+        stamp = self._stamp(name)
+        flat, memory = checked_pair(tensor, residual, name)
+        refuse(finite.first_bad_sum(memory, flat), flat.numel(), name)
+        return Packet(self._quantised(memory, flat, stamp), tuple(tensor.shape), tensor.dtype, stamp)
+
+    def _quantised(self, flat: torch.Tensor, gradient: torch.Tensor | None, stamp: int) -> torch.Tensor:
+        """Return the data for a flat host tensor of float32 or float64, or its sum with the gradient, by a kernel.
+
+        With a gradient the tensor becomes what the data do not carry of the sum, in place.
+        """
+        from hpctk.kernels import levels
+
+        key, counter = draws.key_and_counter(self.seed, stamp, self._seat)
+        limit, given = torch.finfo(flat.dtype).max, None if gradient is None else gradient.numpy()
+        sizes = self.bits, self.bucket, self._block_buckets() * self.bucket
+        return torch.from_numpy(levels.write(flat.numpy(), given, *sizes, limit, key, counter))
+
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         from hpctk.kernels import packing
 
+        if is_plain(flat):
+            return self._quantised(flat, None, stamp)
         host = flat.cpu()
         n = host.numel()
         wide = arrays.working_dtype(flat.dtype)
@@ -97,6 +125,8 @@ class QSGD(Compressor):
         return codes
 
     def _decode(self, packet: Packet) -> torch.Tensor:
+        if not buffers.on_device(packet.data) and packet.dtype.itemsize > 2:
+            return self._read_values(packet)
         out = torch.empty(packet.n, dtype=packet.dtype, device=packet.data.device)
         for lo, hi, values in self._values(packet):
             out[lo:hi] = values
@@ -116,8 +146,30 @@ class QSGD(Compressor):
             values *= np.repeat(norms[first:last], self.bucket)[: hi - lo]
             yield lo, hi, torch.from_numpy(values).to(packet.dtype)
 
+    def _read_values(self, packet: Packet) -> torch.Tensor:
+        """Return the decoded values of float32 or float64, by a kernel."""
+        from hpctk.kernels import levels
+
+        norms, packed = self._read_norms(packet)
+        out = arrays.new_flat(packet.n, packet.dtype)
+        with _wrong_codes():
+            levels.read(norms, packed, self.bits, self.bucket, out.numpy())
+        return out
+
     def _read(self, packet: Packet) -> tuple[Any, Any]:
         """Return norms and codes, checked."""
+        from hpctk.kernels import packing
+
+        norms, packed = self._read_norms(packet)
+        codes = np.empty(packet.n, np.uint8)
+        with _wrong_codes():
+            packing.unpack(packed, self.bits, codes)
+            if (codes == 1 << (self.bits - 1)).any():
+                raise ValueError("the code of minus zero, which is never written")
+        return norms, codes
+
+    def _read_norms(self, packet: Packet) -> tuple[Any, Any]:
+        """Return norms, checked, and packed codes."""
         from hpctk.kernels import packing
 
         wide = arrays.working_dtype(packet.dtype)
@@ -129,24 +181,28 @@ class QSGD(Compressor):
         norms = data[:head].copy().view(str(wide).removeprefix("torch."))
         if not ((norms >= 0) & (norms <= torch.finfo(packet.dtype).max)).all():
             raise HpctkError("a QSGD packet with a norm that is negative or not finite")
-        codes = np.empty(packet.n, np.uint8)
-        try:
-            packing.unpack(data[head:], self.bits, codes)
-        except ValueError as error:
-            raise HpctkError(f"a QSGD packet with wrong codes: {error}") from None
-        if (codes == 1 << (self.bits - 1)).any():
-            raise HpctkError("a QSGD packet with the code of minus zero, which is never written")
-        return norms, codes
+        return norms, data[head:]
 
     def _buckets(self, n: int) -> int:
         return -(-n // self.bucket)
 
+    def _block_buckets(self) -> int:
+        return max(1, BLOCK // self.bucket)
+
     def _blocks(self, n: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield (first element, end, first bucket, end) of blocks of whole buckets; the last may be short."""
-        buckets = max(1, BLOCK // self.bucket)
+        buckets = self._block_buckets()
         for first in range(0, self._buckets(n), buckets):
             last = min(first + buckets, self._buckets(n))
             yield first * self.bucket, min(last * self.bucket, n), first, last
+
+
+@contextmanager
+def _wrong_codes() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise HpctkError(f"a QSGD packet with wrong codes: {error}") from None
 
 
 def _norms(values: Any, limit: float) -> Any:

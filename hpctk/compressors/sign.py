@@ -19,7 +19,7 @@ import torch
 
 from hpctk.comm import buffers
 from hpctk.compressors.core import arrays, finite
-from hpctk.compressors.core.compressor import Compressor, Shape, expect_length
+from hpctk.compressors.core.compressor import Compressor, Shape, checked_pair, expect_length, is_plain
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError
 from hpctk.settings import documented
@@ -32,11 +32,36 @@ class Sign(Compressor):
 
     combines = "signs"
 
+    def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
+        """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.
+
+        See `Compressor.feed`. On the host: one pass for the norm, which is not finite where an element is not, and
+        one that writes the signs and leaves the rest.
+        """
+        if not (is_plain(tensor) and is_plain(residual) and tensor.numel()):
+            return super().feed(tensor, residual, name)
+        from hpctk.kernels import signs
+
+        flat, memory = checked_pair(tensor, residual, name)
+        total, given = memory.numpy(), flat.numpy()
+        norm = signs.sum_of_magnitudes(total, given)
+        if not math.isfinite(norm):
+            return super().feed(tensor, residual, name)
+        data, scale = _new_data(flat, norm / len(given))
+        signs.take_signs(total, given, scale, data[flat.element_size() :].numpy())
+        return Packet(data, tuple(tensor.shape), tensor.dtype)
+
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         return write(flat, mean_magnitude(flat))
 
     def _decode(self, packet: Packet) -> torch.Tensor:
         scale, signs = read(packet)
+        if scale and not buffers.on_device(signs) and packet.dtype.itemsize > 2:
+            from hpctk.kernels import packing
+
+            return torch.from_numpy(
+                packing.unpack_signs(signs.numpy(), packet.n, scale, arrays.dtype_name(packet.dtype))
+            )
         out = torch.zeros(packet.n, dtype=packet.dtype, device=packet.data.device)
         add(signs, scale, out)
         return out
@@ -73,21 +98,31 @@ def write(flat: torch.Tensor, scale: float) -> torch.Tensor:
     """Return the data of a packet: the scale, and the signs of a flat tensor. Not in place."""
     from hpctk.kernels import packing
 
-    head = torch.tensor([scale], dtype=arrays.working_dtype(flat.dtype)).view(torch.uint8)
     if buffers.on_device(flat):
         from hpctk.kernels import device
 
-        return torch.cat([head.to(flat.device), device.pack_signs(flat)])
+        return torch.cat([_head(flat, scale).to(flat.device), device.pack_signs(flat)])
 
-    data = torch.empty(len(head) + packing.packed_length(flat.numel(), 1), dtype=torch.uint8)
-    data[: len(head)] = head
-    signs = data[len(head) :].numpy()
+    data, _ = _new_data(flat, scale)
+    signs = data[len(data) - packing.packed_length(flat.numel(), 1) :].numpy()
     if flat.element_size() > 2:
         signs[:] = packing.pack_signs(flat.numpy())
     else:
         for lo, hi in finite.blocks(flat):
             signs[lo // 8 : (hi + 7) // 8] = packing.pack_signs(flat[lo:hi].float().numpy())
     return data
+
+
+def _head(flat: torch.Tensor, scale: float) -> torch.Tensor:
+    return torch.tensor([scale], dtype=arrays.working_dtype(flat.dtype)).view(torch.uint8)
+
+
+def _new_data(flat: torch.Tensor, scale: float) -> tuple[torch.Tensor, float]:
+    """Return the data of a packet with the scale written and the signs not yet, and the scale as it was written."""
+    head = _head(flat, scale)
+    data = torch.empty(len(head) + (flat.numel() + 7) // 8, dtype=torch.uint8)
+    data[: len(head)] = head
+    return data, head.view(arrays.working_dtype(flat.dtype)).item()
 
 
 def read(packet: Packet) -> tuple[float, torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import lean, merge, packing, select, updates
+from hpctk.kernels import halves, lean, levels, merge, packing, select, signs, updates
 
 
 def warm() -> None:
@@ -24,17 +24,25 @@ def warm() -> None:
         merge.scatter(values, found, taken)
         merge.scatter_add(values, found, taken)
         merge.take(values, found)
-        signs = packing.pack_signs(values)
-        packing.unpack_signs(signs, 64, 1.0, np.dtype(dtype))
-        packing.add_signs(signs, 64, 1.0, values)
+        signs_of = packing.pack_signs(values)
+        packing.unpack_signs(signs_of, 64, 1.0, np.dtype(dtype))
+        packing.add_signs(signs_of, 64, 1.0, values)
+        signs.sum_of_magnitudes(values, values)
+        signs.take_signs(values.copy(), values, 1.0, signs_of)
+        for wire in ("float16", "bfloat16"):
+            halves.read(halves.write(values, wire, 1.0), wire, values.copy())
+            halves.feed(values.copy(), values, wire, 1.0)
+        for gradient in (None, values):
+            data = levels.write(values.copy(), gradient, 4, 64, 64, 1.0, *(np.zeros(k, np.uint64) for k in (2, 4)))
+        levels.read(data[: values.itemsize].copy().view(dtype), data[values.itemsize :], 4, 64, values.copy())
         updates.sum_of_magnitudes(values)
         updates.squared_distance(values, None)
         updates.squared_distance(values, values)
         updates.move_ahead(values, values.copy(), values.copy())
         updates.take_back(values, values.copy(), values.copy())
-        lean.pack_signs(values, values.copy(), 0, signs)
-        lean.move_by_signs(values, values.copy(), 0, signs, 1.0, signs[None], [1.0])
-        lean.add_and_pack(values, signs[None], [1.0], signs.copy())
+        lean.pack_signs(values, values.copy(), 0, signs_of)
+        lean.move_by_signs(values, values.copy(), 0, signs_of, 1.0, signs_of[None], [1.0])
+        lean.add_and_pack(values, signs_of[None], [1.0], signs_of.copy())
         lean.move_at(values, values.copy(), 0, found, found, taken)
 
 

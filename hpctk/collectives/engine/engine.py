@@ -147,6 +147,11 @@ class Engine:
             self._retire()
         return run
 
+    @property
+    def segment_bytes(self) -> int:
+        """The longest message where a run names none."""
+        return self._longest(None)
+
     def _longest(self, segment_bytes: int | None) -> int:
         return min(segment_bytes or self._segment_bytes(), buffers.COUNT_LIMIT)
 

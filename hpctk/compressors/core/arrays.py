@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 #: The tensors that can be compressed.
@@ -25,6 +26,16 @@ def as_array(flat: torch.Tensor) -> Any:
     if flat.dtype == torch.bfloat16:
         return flat.view(torch.uint16).numpy()
     return flat.numpy()
+
+
+def new_flat(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a new flat tensor on the host, not filled.
+
+    From numpy, which asks the system for large pages: filling memory for the first time takes half as long.
+    """
+    if dtype == torch.bfloat16:
+        return torch.from_numpy(np.empty(n, np.uint16)).view(dtype)
+    return torch.from_numpy(np.empty(n, dtype_name(dtype)))
 
 
 def unsigned(values: Any) -> Any:

@@ -33,10 +33,16 @@ def name_of(stamped: int) -> int:
     return stamped >> _DRAW_BITS
 
 
+def key_and_counter(seed: int, stamped: int, rank: int = 0) -> tuple[Any, Any]:
+    """Return what `stream` starts from, for kernels that make its words themselves: 2 and 4 words."""
+    key = np.array([seed, name_of(stamped)], np.uint64)
+    return key, np.array([0, 0, stamped % (1 << _DRAW_BITS), rank], np.uint64)
+
+
 def stream(seed: int, stamped: int, rank: int = 0) -> np.random.Philox:
     """Return the stream that belongs to a seed, a stamp and, where ranks draw independently, a rank."""
-    counter = np.array([0, 0, stamped % (1 << _DRAW_BITS), rank], np.uint64)
-    return np.random.Philox(counter=counter, key=np.array([seed, name_of(stamped)], np.uint64))
+    key, counter = key_and_counter(seed, stamped, rank)
+    return np.random.Philox(counter=counter, key=key)
 
 
 def uniform(bits: np.random.Philox, n: int, dtype: Any) -> Any:
