@@ -101,3 +101,10 @@ def test_every_public_name_is_in_the_reference():
     # These are functions of hpctk.ops, too, and described there.
     shown |= {f"hpctk.{name}" for name in ("allreduce", "sparse_allreduce", "adacons_aggregate")}
     assert [name for name in public if name not in shown] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_links_lead_somewhere(name):
+    """Sphinx looks at those of the pages."""
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text(encoding="utf-8"))
+    assert [one for one in links if not (ROOT / one).exists()] == []
