@@ -1,6 +1,6 @@
-"""README.md as the tests read it; `python tests/support/readme.py RUN` writes its first table anew from a finished run.
+"""README.md as the tests read it; `python tests/support/readme.py RUN` writes its table and picture anew from a run.
 
-The run is that of `./launch/quickstart --fresh`: runs/quickstart.
+The run is that of `./launch/quickstart --fresh`: runs/quickstart. Without one the picture is drawn from the table.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from pathlib import Path
 from hpctk.cli.core.table import results_table
 
 README = Path(__file__).parents[2] / "README.md"
+PICTURE = README.parent / "docs" / "sent.svg"
 #: The block that begins with the head of a table of results.
 TABLE = re.compile(r"(?<=```\n)method .*?\n(?=picture: )", re.DOTALL)
+
+
+#: Sizes of the picture in pixels: a row, where bars begin, the longest of them, all. Not wide: phones make it smaller.
+ROW, LEFT, LONGEST, WIDTH = 28, 88, 270, 520
 
 
 def table() -> list[str]:
@@ -23,16 +28,32 @@ def table() -> list[str]:
     return found.splitlines()
 
 
-def blocks(language: str = "") -> list[str]:
-    """Return the fenced blocks of one language, or of none."""
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return [text for known, text in fences if known == language]
-
-
-def sides(diff: str) -> tuple[str, str]:
-    """Return the text before a change, and the text after it."""
-    lines = [(line[:1], line[1:]) for line in diff.splitlines()]
-    return tuple("\n".join(text for sign, text in lines if sign != other) for other in "+-")
+def drawing(lines: list[str]) -> str:
+    """Return what the table says of bytes and accuracy as bars, in SVG."""
+    head, *rows = (re.split(r"\s{2,}", line.strip()) for line in [lines[0], *lines[2:]])
+    shown = [(row[0], float(row[head.index("sent per rank")].split()[0]), row[head.index("accuracy")]) for row in rows]
+    units = {row[head.index("sent per rank")].split()[1] for row in rows}
+    if units != {"MB"}:
+        raise SystemExit(f"{README}: bytes in {units}, the picture needs MB")
+    (steps,) = {row[head.index("steps")] for row in rows}
+    most, height = max(sent for _, sent, _ in shown), ROW * len(shown) + 64
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+        ' role="img" font-family="system-ui, sans-serif" font-size="15" fill="#1b1f24">',
+        "<title>Megabytes that each rank sent in the quickstart, by method</title>",
+        f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
+        f'<text x="16" y="28" font-weight="600">Sent per rank in {steps} steps; accuracy on held-out digits</text>',
+    ]  # fmt: skip
+    for i, (name, sent, accuracy) in enumerate(shown):
+        top, width = 46 + i * ROW, round(LONGEST * sent / most, 1)
+        color = "#8a94a0" if name == "mean" else "#2f6fde"
+        parts += [
+            f'<text x="{LEFT - 8}" y="{top + 15}" text-anchor="end">{name}</text>',
+            f'<rect x="{LEFT}" y="{top}" width="{width}" height="20" rx="3" fill="{color}"/>',
+            f'<text x="{LEFT + width + 8}" y="{top + 15}">{sent:g} MB</text>',
+            f'<text x="{WIDTH - 16}" y="{top + 15}" text-anchor="end">{accuracy}</text>',
+        ]
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def written(text: str, result: dict) -> str:
@@ -44,5 +65,7 @@ def written(text: str, result: dict) -> str:
 
 
 if __name__ == "__main__":
-    saved = json.loads((Path(sys.argv[1]) / "result.json").read_text(encoding="utf-8"))
-    README.write_text(written(README.read_text(encoding="utf-8"), saved), encoding="utf-8")
+    if len(sys.argv) > 1:
+        saved = json.loads((Path(sys.argv[1]) / "result.json").read_text(encoding="utf-8"))
+        README.write_text(written(README.read_text(encoding="utf-8"), saved), encoding="utf-8")
+    PICTURE.write_text(drawing(table()), encoding="utf-8")

@@ -1,10 +1,11 @@
-"""What README.md shows is what users get: its table, its changes to a script, its job on a local Slurm."""
+"""What README.md shows is what users get: its table and picture, its changes to a script, its job on a local Slurm."""
 
 import argparse
 import ast
 import re
 import shlex
 
+import documents
 import pytest
 import readme
 
@@ -17,7 +18,7 @@ from hpctk.tasks.core.result import entry
 from hpctk.tasks.digits import Digits, DigitsSettings
 
 ROOT = readme.README.parent
-DIFFS = readme.blocks("diff")
+DIFFS = [one for one in documents.blocks("diff") if "hpctk" in one.text]
 
 #: How a job went on one rank, with figures that nobody has measured.
 RANK = {
@@ -57,18 +58,28 @@ def test_the_table_of_a_run_takes_the_place_of_the_old_one():
     assert readme.TABLE.sub("", made) == readme.TABLE.sub("", text)
 
 
+def test_the_picture_shows_the_table():
+    drawn = readme.PICTURE.read_text(encoding="utf-8")
+    assert drawn == readme.drawing(readme.table()), "draw it anew: python tests/support/readme.py"
+    assert drawn.count("<rect") == 1 + len(readme.table()[2:])
+
+
+def test_it_can_be_read_in_a_minute():
+    assert len(readme.README.read_text(encoding="utf-8").splitlines()) <= 120
+
+
 def names(tree):
     """Return what a program takes from hpctk, such as hpctk.horovod.Compression."""
     found = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return {one for one in found if re.fullmatch(r"hpctk(\.\w+)+", one)}
 
 
-@pytest.mark.parametrize("diff", DIFFS, ids=lambda diff: diff.split("\n")[0])
+@pytest.mark.parametrize("diff", DIFFS, ids=str)
 def test_a_script_compiles_before_and_after_a_change(diff):
-    before, after = readme.sides(diff)
+    before, after = documents.sides(diff.text)
     assert "hpctk" not in before
-    compile(before, "README.md, before", "exec")
-    for name in names(compile(after, "README.md, after", "exec", ast.PyCF_ONLY_AST)):
+    compile(before, f"{diff}, before", "exec")
+    for name in names(compile(after, f"{diff}, after", "exec", ast.PyCF_ONLY_AST)):
         # hpctk.horovod starts MPI, and needs a Horovod.
         if not name.startswith("hpctk.horovod"):
             assert hasattr(hpctk, name.split(".")[1]), name
@@ -76,14 +87,14 @@ def test_a_script_compiles_before_and_after_a_change(diff):
 
 def test_every_loop_tells_the_loss():
     """Without it the statistics of a step hold NaN, as nobody knows its loss."""
-    after = [readme.sides(diff)[1] for diff in DIFFS]
+    after = [documents.sides(diff.text)[1] for diff in DIFFS]
     stepping = [text for text in after if "opt.step(" in text and "hvd" not in text]
-    assert len(stepping) == 2
+    assert len(stepping) == 3
     assert all("opt.step(loss=loss)" in text for text in stepping)
 
 
 def test_under_horovod_hpctk_comes_before_mpi_is_started():
-    (after,) = (text for _, text in map(readme.sides, DIFFS) if "hvd.init()" in text)
+    (after,) = (text for _, text in (documents.sides(one.text) for one in DIFFS) if "hvd.init()" in text)
     assert after.index("import hpctk.horovod") < after.index("hvd.init()")
 
 
@@ -107,8 +118,8 @@ def asked(words):
 
 
 def test_the_jobs_fit_the_slurm_of_a_machine_with_two_cpus():
-    (block,) = (text for text in readme.blocks() if text.startswith("hpctk slurm submit"))
-    lines = block.splitlines()
+    (block,) = (one for one in documents.blocks("sh", readme.README) if one.text.startswith("hpctk slurm submit"))
+    lines = block.text.splitlines()
     assert len(lines) == 2
     for line in lines:
         nodes, ranks, cpus = asked(shlex.split(line)[2:])
