@@ -2,7 +2,7 @@
 
 The command goes behind `--`; "{run}" in it stands for the folder of the run, which the job also finds in $HPCTK_RUN.
 `hpctk train` gets its --run and --resume by itself, Python programs their `-m mpi4py`. Values that are the same for all
-your jobs can stand in a TOML file (--site); docs/slurm.md tells more.
+your jobs can stand in a TOML file (--site); the page "Slurm" of the documentation tells more.
 
 Examples:
   hpctk slurm render mpi --nodes 1 --ntasks-per-node 2 --time 02:00:00 -- hpctk train digits --method saef
