@@ -12,11 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpctk._version import __version__
 from hpctk.comm import environment, launcher
 from hpctk.errors import HpctkError, SettingError
+from hpctk.nearest import hint
 
 #: Seconds for which other ranks leave it to rank 0 to say what is wrong with the words all were given.
 GIVE_WAY_S = 10.0
@@ -63,12 +64,27 @@ def variables() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints come from one rank."""
+    """A parser whose complaints come from one rank, in one line, with the word that was meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Read the words; end with status 2 where one is left over."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
+            self.error(
+                f"unknown: {' '.join(left)}; {hint(left[0].partition('=')[0], flags)}known are {', '.join(flags)}"
+            )
+        return found, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(None, f"{value!r}: {hint(str(value), known)}known are {', '.join(known)}")
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and how it is used; exit with 2."""
+        """Say what is wrong and how to learn more; exit with 2."""
         give_way()
-        super().error(message)
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help)\n")
 
 
 def give_way() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hpctk.errors import SettingError
 from hpctk.launch import horovodrun, mpirun
+from hpctk.launch.command_line import MPIRUN, CommandLine
 from hpctk.launch.horovodrun import KINDS
 
 NO_MPI = 'no mpirun here: pip install "hpctk[mpi]" brings one; on a cluster load its MPI module'
@@ -135,6 +136,10 @@ def prepare(
     added |= mpirun.job_environment({**environ, **added}, venv, columns, tagged)
     surroundings, cores = {**environ, **added}, len(os.sched_getaffinity(0))
     if name == "mpirun":
+        for value in CommandLine(words, MPIRUN).first_values("n", "np"):
+            # mpirun's own answer is a page long.
+            if not value.isdecimal():
+                raise SettingError(f"-n {value}: need a number of ranks, such as -n 4")
         program = "mpirun" if own.show and own.mpi else find(search, "mpirun", NO_MPI)
         variables, line = mpirun.mpirun_job(words, surroundings, root=os.geteuid() == 0, cores=cores, plain=own.plain)
         if "mpi4py" in line and not own.show and importlib.util.find_spec("mpi4py") is None:

@@ -60,7 +60,7 @@ def read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     )  # fmt: skip
     parser.add_argument("--ranks", default="4", metavar="N", help="so many ranks on this machine [4]")
     parser.add_argument("--fresh", action="store_true", help=f"remove {RUN} and start anew")
-    options, rest = parser.parse_known_args(words)
+    options, rest = super(Parser, parser).parse_known_args(list(words))
     if not options.ranks.isdecimal() or not 1 <= int(options.ranks) <= 9999:
         raise SettingError(f"--ranks '{options.ranks}': a number of ranks, such as 4")
     for word in rest:
