@@ -88,8 +88,10 @@ def lock() -> IO[str]:
         holder = path.read_text().strip()
         # A script that has become this process may have taken it before.
         if holder != str(os.getpid()):
+            # Nothing stands there while the other one writes it down.
+            process = f" (process {holder})" if holder else ""
             raise SettingError(
-                f"another quickstart (process {holder}) is at work in this folder: wait for it, or take another folder"
+                f"another quickstart{process} is at work in this folder: wait for it, or take another folder"
             ) from None
     except OSError:
         # A file system without locks.
