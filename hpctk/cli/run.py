@@ -11,6 +11,7 @@ Examples:
 from __future__ import annotations
 
 import argparse
+import os
 
 from hpctk.errors import SettingError
 
@@ -34,4 +35,6 @@ def run(options: argparse.Namespace) -> int:
         words = [flag, *given, *words] if given else words
     if not words:
         raise SettingError("which script? (hpctk run --help)")
+    if not words[0].startswith("-") and not os.path.exists(words[0]):
+        raise SettingError(f"{words[0]}: no such file; a module is run by hpctk run -m MODULE")
     return run_script(words)

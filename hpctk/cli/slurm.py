@@ -2,7 +2,7 @@
 
 The command goes behind `--`; "{run}" in it stands for the folder of the run, which the job also finds in $HPCTK_RUN.
 `hpctk train` gets its --run and --resume by itself, Python programs their `-m mpi4py`. Values that are the same for all
-your jobs can stand in a TOML file (--site); docs/slurm.md tells more.
+your jobs can stand in a TOML file (--site); the page "Slurm" of the documentation tells more.
 
 Examples:
   hpctk slurm render mpi --nodes 1 --ntasks-per-node 2 --time 02:00:00 -- hpctk train digits --method saef
@@ -20,7 +20,6 @@ import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hpctk.cli.calibrate import keep
 from hpctk.comm import environment
@@ -28,18 +27,6 @@ from hpctk.errors import SettingError
 from hpctk.settings import settings_of
 from hpctk.slurm import options as known
 from hpctk.slurm.options import KINDS, Options, from_layers
-
-
-class KindParser(argparse.ArgumentParser):
-    """A parser whose complaint about an unknown option lists those that there are."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Read the words; end with status 2 where one is left over."""
-        found, left = super().parse_known_args(args, namespace)
-        if left:
-            flags = [flag for action in self._actions for flag in action.option_strings if flag != "-h"]
-            self.error(f"unknown: {' '.join(left)}; allowed are {', '.join(flags)}, and the command behind --")
-        return found, left
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("submit", "write a job script, let Slurm check it, submit it, and say where to look"),
     ):
         one = actions.add_parser(action, help=summary, description=f"{summary}.".capitalize())
-        kinds = one.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=KindParser)
+        kinds = one.add_subparsers(dest="kind", metavar="KIND", required=True)
         for kind, meaning in KINDS.items():
             sub = kinds.add_parser(kind, help=meaning, description=f"{kind}: {meaning}.", allow_abbrev=False)
             # Otherwise usage shows [command ...] without the -- that must come before it.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from hpctk.cli.core import task_options
 from hpctk.cli.core.progress import Progress
 from hpctk.cli.core.table import bytes_text, results_table
-from hpctk.comm import environment
+from hpctk.comm import environment, launcher
 from hpctk.errors import SettingError
 from hpctk.tasks import TASKS, task_class
 from hpctk.tasks.core.recipes import check
@@ -51,6 +52,9 @@ def run(options: argparse.Namespace) -> int:
         raise SettingError(f"say what to train: {', '.join(TASKS)} (or --list-methods)")
     if options.resume and options.folder is None:
         raise SettingError("--resume: say of which run by --run DIR")
+    # What cannot be written is said before the training, not after it; other ranks may have another disk.
+    if options.json is not None and launcher.rank(os.environ) == 0 and not os.access(options.json.parent, os.W_OK):
+        raise SettingError(f"--json {options.json}: {options.json.parent} is no folder that can be written to")
     # Before torch and MPI, which take seconds to start, and ranks that have met end with pages of their own.
     expected = task_options.foreseen(options, SETTINGS[options.task])
     if expected is not None:

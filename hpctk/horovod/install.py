@@ -17,8 +17,7 @@ def horovod() -> Any:
         hvd = importlib.import_module("horovod.torch")
     except ImportError as error:
         raise HpctkError(
-            f"hpctk.horovod needs Horovod, which cannot be imported ({error}). `./launch/setup --with-horovod` "
-            "builds it; elsewhere: HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 pip install 'hpctk[horovod]'. "
+            f"hpctk.horovod needs Horovod, which cannot be imported ({error}). `hpctk setup horovod` builds it. "
             "Everything but hpctk.horovod works without."
         ) from error
     check_built(hvd)
@@ -41,7 +40,7 @@ def check_built(hvd: Any) -> None:
     if not hvd.mpi_built():
         raise HpctkError(
             "this Horovod was built without MPI, over which hpctk moves its data: rebuild it with HOROVOD_WITH_MPI=1 "
-            "(`./launch/setup --with-horovod` does)"
+            "(`hpctk setup horovod` does)"
         )
     if hvd.is_initialized() and not hvd.mpi_enabled():
         raise HpctkError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -37,7 +36,7 @@ def horovodrun_job(
     if line.names & GLOO_OPTIONS:
         raise SettingError(
             f"--{min(line.names & GLOO_OPTIONS)}: that is gloo, and hpctk's collectives run over MPI "
-            "(launch/setup builds Horovod without gloo): leave it out"
+            "(hpctk setup horovod builds it without gloo): leave it out"
         )
     if not line.starts_program:
         return {}, list(typed)
@@ -74,22 +73,14 @@ def kind_of(version: str) -> str:
     )
 
 
-def build_horovod(project: Path, venv: Path, environ: Mapping[str, str]) -> None:
+def build_horovod(venv: Path) -> None:
     """Build Horovod if launch/setup made this environment and was not told to do without. What it says is on stderr."""
-    made_for, setup = _lines(venv / STAMP)[1:2], project / "launch" / "setup"
-    if not setup.is_file() or made_for not in (["openmpi"], ["openmpi4"]) or _lines(venv / STATE) == [LEFT_OUT]:
+    made_for = _lines(venv / STAMP)[1:2]
+    if made_for not in (["openmpi"], ["openmpi4"]) or _lines(venv / STATE) == [LEFT_OUT]:
         return
-    words, first_venv = ["--with-horovod"], str(venv)
-    if made_for == ["openmpi4"]:
-        words, first_venv = ["--openmpi4", *words], first_venv.removesuffix("-openmpi4")
     log.warning("no Horovod here yet")
-    subprocess.run(
-        [setup, *words],
-        env={**environ, "HPCTK_VENV": os.path.abspath(first_venv)},
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        check=False,
-    )
+    command = [str(venv / "bin" / "python"), "-m", "hpctk", "setup", "horovod"]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
 
 
 def _lines(file: Path) -> list[str]:

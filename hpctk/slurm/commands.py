@@ -19,13 +19,12 @@ def find_sbatch() -> str:
     found = shutil.which("sbatch")
     if found is None:
         raise SettingError(
-            "no sbatch here: submit on a login node of a cluster that runs Slurm. `hpctk slurm render` works without; "
-            "./launch/slurm-local up starts a Slurm on this machine to try jobs on"
+            "no sbatch here: submit on a login node of a cluster that runs Slurm. `hpctk slurm render` works without"
         )
     conf = os.environ.get("SLURM_CONF")
     if conf and not os.path.exists(conf):
         # sbatch itself would look for it for a minute.
-        raise SettingError(f"SLURM_CONF={conf}: no such file; is that Slurm down? (./launch/slurm-local up starts one)")
+        raise SettingError(f"SLURM_CONF={conf}: no such file; is that Slurm down?")
     return found
 
 
@@ -35,8 +34,7 @@ def check(script: Path) -> str:
     said = _without_prefix(done.stderr)
     if "configuration source" in said:
         raise SettingError(
-            "sbatch is here, but it finds no configuration of Slurm: submit on a login node, or set SLURM_CONF. "
-            "./launch/slurm-local up starts a Slurm on this machine to try jobs on"
+            "sbatch is here, but it finds no configuration of Slurm: submit on a login node, or set SLURM_CONF"
         )
     if done.returncode != 0:
         raise HpctkError(f"Slurm does not take this job: {said}. The script is {script}")

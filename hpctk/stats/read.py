@@ -198,7 +198,10 @@ def _load_folder(folder: Path, tables: Names, checked: Names) -> RunStats:
     if recordings:
         return RunStats(folder, recordings, unreadable)
     # Of several, what is wrong with the first.
-    why = next(iter(unreadable.values()), f"{folder}: no statistics here (no NNN/rank-NNNNN.h5)")
+    why = next(
+        iter(unreadable.values()),
+        f"{folder}: no statistics here (no NNN/rank-NNNNN.h5); hpctk train --run DIR and HPCTK_STATS=DIR write some",
+    )
     raise HpctkError(why)
 
 

@@ -1,4 +1,4 @@
-"""The emulated cluster of launch/cluster: what runs on it, and that nothing stays behind.
+"""The emulated cluster of `hpctk cluster`: what runs on it, and that nothing stays behind.
 
 Every cluster here has a name of its own, and only that name is looked for afterwards: other clusters may
 be up on the same machine.
@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from emulated_cluster import CLUSTER, TIMEOUT_S, cluster, environment, needs_cluster, succeed
+from emulated_cluster import CLUSTER, ROOT, TIMEOUT_S, cluster, environment, needs_cluster, succeed
 
 
 def leftovers(name, marker):
@@ -94,7 +94,7 @@ def test_up_run_down_leaves_nothing(fresh_name, tmp_path):
 def test_second_up_is_refused_and_harms_nothing(three_hosts):
     refused = cluster("up", 2, "--name", three_hosts)
     assert refused.returncode == 1
-    assert f"launch/cluster down --name {three_hosts}" in refused.stderr
+    assert f"hpctk cluster down --name {three_hosts}" in refused.stderr
     assert "3 hosts" in succeed("status", "--name", three_hosts)
 
 
@@ -257,11 +257,11 @@ def test_hosts_and_clusters_that_are_not_there_are_named(three_hosts):
     assert "hosts 0 to 2" in outside.stderr
     absent = cluster("run", "--name", "absent", "--", "true")
     assert absent.returncode == 1
-    assert "launch/cluster up N --name absent" in absent.stderr
+    assert "hpctk cluster up N --name absent" in absent.stderr
 
 
 def test_help_shows_examples():
-    assert "launch/cluster with 4 -- python -m mpi4py train.py" in succeed("--help")
+    assert "hpctk cluster with 4 -- python -m mpi4py train.py" in succeed("--help")
     assert succeed("up", "--help") == succeed("--help")
 
 
@@ -269,7 +269,11 @@ def test_help_shows_examples():
 def test_without_root_it_says_so_and_exits_77():
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        copy = shutil.copy(CLUSTER, folder)
-        done = subprocess.run([copy, "up", "2"], cwd="/", user=65534, capture_output=True, text=True)
+        # The script itself: somebody else may not be able to read the environment.
+        copy = shutil.copy(ROOT / "hpctk" / "launch" / "cluster.sh", folder)
+        environ = {"PATH": os.environ["PATH"], "HPCTK_VENV": folder}
+        done = subprocess.run(
+            ["bash", copy, "up", "2"], cwd="/", user=65534, env=environ, capture_output=True, text=True
+        )
     assert done.returncode == 77
     assert "need root" in done.stderr

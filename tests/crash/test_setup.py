@@ -31,9 +31,9 @@ PYTHON = r"""#!/bin/sh
 case "$1" in
 -V | -VV) echo "Python ${PRETENDED:-3.11.7}" ;;
 -c) case "${PRETENDED:-3.11.7} $2" in 3.9*version_info*) exit 1 ;; esac ;;
--) echo "${KEY:-key}" ;;
 */uv_settings.py) exec "$REAL_PYTHON" "$@" ;;
 -m)
+    case "$2 $3" in "hpctk setup") shift 2; exec "$REAL_PYTHON" -c "$HPCTK_SETUP" "$0" "$@" ;; esac
     echo "$2 $*" >>"$CALLS"
     touch "$TMPDIR/pip-unpack-something"
     case "$*" in *"${REFUSED:-no such words}"*) echo "pretended failure" >&2; exit 1 ;; esac
@@ -64,6 +64,18 @@ case "$1" in
 esac
 """
 
+#: `hpctk setup` of the pretended environment.
+HPCTK_SETUP = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+sys.executable = sys.argv[1]
+sys.prefix = os.path.dirname(os.path.dirname(os.path.abspath(sys.executable)))
+from hpctk import cli
+from hpctk.launch import horovod_build
+horovod_build.key = lambda: os.environ.get("KEY", "key")
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
 
 class Machine:
     """A machine with chosen tools on its PATH, and a copy of the project's scripts."""
@@ -88,6 +100,7 @@ class Machine:
             "HPCTK_VENV": str(self.venv),
             "HPCTK_CACHE": str(self.cache),
             "REAL_PYTHON": sys.executable,
+            "HPCTK_SETUP": HPCTK_SETUP,
         }
 
     def setup(self, *options, **environ):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpctk.tasks.core.settings import Settings
 
 EPILOG = """The same settings can stand in a TOML file (--settings), by the same names with _ for -, those of the method
-in a table [method_settings]; the command line wins. docs/training.md has more."""
+in a table [method_settings]; the command line wins. The page "Training jobs" of the documentation has more."""
 
 
 def add_tasks(parser: argparse.ArgumentParser) -> None:

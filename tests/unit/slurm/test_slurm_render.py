@@ -266,7 +266,7 @@ def test_unknown_options_list_the_known_ones():
         from_layers("mpi", {"node": 2})
     done = hpctk("render", "mpi", "--node", "2")
     assert done.returncode == 2
-    assert "unknown: --node; allowed are --help, --job-name, --nodes" in done.stderr
+    assert "unknown: --node; did you mean --nodes? known are --help, --job-name, --nodes" in done.stderr
     assert "--gpus-per-node" not in done.stderr
 
 

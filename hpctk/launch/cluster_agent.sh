@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# agent HOST COMMAND-LINE: what ssh is to a real cluster, for one made by launch/cluster.
+# agent HOST COMMAND-LINE: what ssh is to a real cluster, for one made by hpctk cluster.
 #
-# `launch/cluster up` copies this file into the cluster's folder, from whose name it learns
+# `hpctk cluster up` copies this file into the cluster's folder, from whose name it learns
 # which cluster it belongs to, and mpirun calls it wherever it would call ssh. Unlike ssh it
 # hands on the whole environment, the working folder and the standard streams.
 #

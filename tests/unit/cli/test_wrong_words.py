@@ -1,0 +1,85 @@
+"""Typical mistakes, each answered by one line that says what was meant, or what to type instead."""
+
+import pytest
+
+from hpctk import cli
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("no run\n")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+def answer(words, capsys):
+    """Return the line that a command says, which is all that it says, and the exit status."""
+    try:
+        status = cli.main(words)
+    except SystemExit as left:
+        status = left.code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    return said.err, status
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("trian digits", "'trian': did you mean train?"),
+        ("train digts", "'digts': did you mean digits?"),
+        ("train digits --epohs 3", "--epohs 3; did you mean --epochs?"),
+        ("train digits --epochs=many", "--epochs: invalid int value: 'many'"),
+        ("train digits --epochs 1 --json nowhere/x.json", "nowhere is no folder that can be written to"),
+        ("doctor --jsn", "--jsn; did you mean --json?"),
+        ("schedule shw ring", "'shw': did you mean show?"),
+        ("slurm rendr mpi", "'rendr': did you mean render?"),
+        ("slurm render mpj", "'mpj': did you mean mpi?"),
+        ("setup horovd", "'horovd': did you mean horovod?"),
+        ("report empty", "hpctk train --run DIR and HPCTK_STATS=DIR write some"),
+        ("run nowhere.py", "nowhere.py: no such file"),
+        ("mpirun -n two true", "-n two: need a number of ranks, such as -n 4"),
+        ("quickstart --ranks none", "--ranks 'none': a number of ranks, such as 4"),
+        ("quickstart --run elsewhere", "--run: the run is in runs/quickstart; for others use hpctk train digits"),
+    ],
+)
+def test_one_line(folder, capsys, words, told):
+    line, status = answer(words.split(), capsys)
+    assert told in line
+    assert status == 2
+
+
+def test_a_run_that_cannot_be_written(folder, capsys):
+    line, status = answer(["train", "digits", "--epochs", "1", "--run", "text"], capsys)
+    assert "--run text: cannot be written (" in line
+    assert "give another folder" in line
+    assert status == 2
+
+
+def test_a_quickstart_where_nothing_can_be_written(folder, capsys):
+    (folder / "runs").write_text("no folder")
+    line, status = answer(["quickstart"], capsys)
+    assert "runs/quickstart.lock: cannot be written (" in line
+    assert "start it in a folder of yours" in line
+    assert status == 2
+
+
+def test_ctrl_c(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hpctk.cli.schedule.run", interrupted)
+    assert cli.main(["schedule", "list"]) == 130
+    assert capsys.readouterr().err == "\nhpctk schedule: stopped\n"
+
+
+def test_ctrl_c_of_a_rank_is_for_mpi4py(monkeypatch):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hpctk.cli.schedule.run", interrupted)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(KeyboardInterrupt):
+        cli.main(["schedule", "list"])
