@@ -31,6 +31,7 @@ class Sign(Compressor):
     """Send the signs and the mean magnitude."""
 
     combines = "signs"
+    shrinks = True
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         return write(flat, mean_magnitude(flat))

@@ -36,6 +36,7 @@ from hpctk.methods.core.clipping import CLIP, Clipping, global_norm
 from hpctk.methods.core.method import GradientMethod, scaled_rates
 from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.methods.core.residual_bound import ResidualBound
 from hpctk.methods.core.run import BucketRun
 from hpctk.settings import documented, setting
 
@@ -83,11 +84,13 @@ class MeanRun(BucketRun):
         self._compressor = deepcopy(settings.compressor)
         if self._compressor is not None:
             self._compressor.set_rank(replica.world.rank)
+        self._bound = ResidualBound(self._compressor)
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals. In place."""
         for residual in self.residuals.state_dict().values():
             residual.mul_(factor)
+        self._bound.reset()
 
     @property
     def _kept(self) -> Residuals | None:
@@ -98,6 +101,8 @@ class MeanRun(BucketRun):
         compressor = self._compressor
         # With unit_norm what is compressed is known only once the norms are.
         if compressor is None or self._settings.unit_norm:
+            return
+        if self._kept is None or self._bound.allows(self.look.largest, self.residuals, self.replica.dtype):
             return
         named = zip(self.replica.names, gradients, strict=True)
         held = {name: tensor for name, tensor in named if tensor is not None}
@@ -111,6 +116,7 @@ class MeanRun(BucketRun):
             dense_mean(here, gradients, self.replica.schedule, "gradients")
         else:
             checked = not self._settings.unit_norm
+            self._bound.advance()
             compressed_mean(here, gradients, compressor, self._kept, self.replica.schedule, checked=checked)
         if norms is not None:
             torch_private.foreach_mul_(list(gradients.values()), float(norms.mean()))
@@ -166,6 +172,7 @@ class MeanRun(BucketRun):
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
         self.residuals.load_state_dict(state["residuals"])
+        self._bound.reset()
         if self._compressor is not None:
             self._compressor.load_state_dict(state.get("compressor", {}))
         if self._clipping is not None and "first_rate" in state:

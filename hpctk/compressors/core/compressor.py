@@ -45,6 +45,9 @@ class Compressor(ABC):
     combines: ClassVar[str]
     #: Whether `decompress` of a packet is always the tensor itself.
     lossless: ClassVar[bool] = False
+    #: Whether `feed` never leaves more of an element than the sum had, in magnitude: then residuals grow no faster
+    #: than gradients come in.
+    shrinks: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

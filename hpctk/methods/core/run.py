@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hpctk.errors import HpctkError, TensorError
-from hpctk.methods.core.replica import Gradients, Replica, first_bad
+from hpctk.methods.core.replica import Gradients, Look, Replica, look
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
 
@@ -37,6 +37,8 @@ class Run:
         self.replica = replica
         self.counts: Counter[str] = Counter()
         self.finished = False
+        #: What was found in the gradients of the step that was opened last: nobody has to look again.
+        self.look = Look(None, 0.0)
 
     def evaluated_parameters(self) -> list[torch.Tensor] | None:
         """Return the parameters that the method wants evaluated, None for those the model holds.
@@ -86,10 +88,10 @@ class Run:
 
         def find() -> LocalStatus:
             held = gradients()
-            bad = first_bad(held)
-            if bad is None:
+            self.look = look(held)
+            if self.look.bad is None:
                 self.prepare(held)
-            return LocalStatus([gradient is not None for gradient in held], bad, active)
+            return LocalStatus([gradient is not None for gradient in held], self.look.bad, active)
 
         status = self.replica.status.exchange(prepared(find), groups, self.shared_state)
         if status.active:
