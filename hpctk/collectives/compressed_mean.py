@@ -70,7 +70,7 @@ def compressed_mean(
     checked : bool
         Whether all ranks know that `refuse_bad_sums` refuses nothing on any of them: then they need not ask each other.
     """
-    layout = _layout_of(compressor, tensors)
+    layout = layout_of(compressor, tensors)
     if layout.excluded:
         dense_mean(here, {name: tensors[name] for name in layout.excluded}, schedule)
     if not layout.chosen:
@@ -127,10 +127,10 @@ class Layout:
 _Known = tuple[list[str], list[int], set[torch.dtype]]
 _layouts: WeakKeyDictionary[Compressor, list[Layout]] = WeakKeyDictionary()
 #: Layouts that are kept of one compressor: not all parameters have a gradient in every step.
-LAYOUTS = 4
+LAYOUTS = 32
 
 
-def _layout_of(compressor: Compressor, tensors: Tensors) -> Layout:
+def layout_of(compressor: Compressor, tensors: Tensors) -> Layout:
     held = tensors.values()
     known = list(tensors), [tensor.numel() for tensor in held], {tensor.dtype for tensor in held}
     kept = _layouts.setdefault(compressor, [])
@@ -292,10 +292,10 @@ def _pairs(exchange: Exchange) -> None:
     found, total, dropped = reduce_pairs(here, indices, values, int(layout.edges[-1]), keep, as_many=as_many)
     with exchange.span.decompressing():
         total /= here.size
-        _put(tensors, layout.edges, found, total, clear=True)
+        put(tensors, layout.edges, found, total, clear=True)
         if residuals is not None and dropped.any():
             kept_back = [residuals.of(name, tensor) for name, tensor in exchange.tensors.items()]
-            _put(kept_back, layout.edges, indices[dropped], values[dropped])
+            put(kept_back, layout.edges, indices[dropped], values[dropped])
 
 
 def selected(
@@ -335,7 +335,7 @@ def _together(
     """Return layout, tensors and residuals, where the elements of small ones can be chosen together; else None."""
     if not compressor.takes_largest:
         return None
-    layout = _layout_of(compressor, tensors)
+    layout = layout_of(compressor, tensors)
     if layout.excluded or len(layout.small) < 2:
         return None
     held = list(tensors.values())
@@ -369,7 +369,7 @@ def _wide(values: Any, dtype: torch.dtype) -> Any:
     return torch.from_numpy(values).view(dtype).float().numpy()
 
 
-def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any, *, clear: bool = False) -> None:
+def put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any, *, clear: bool = False) -> None:
     """Write the elements of a sparse vector into tensors, laid one after the other; with `clear` zeros elsewhere."""
     if rows.are_rows(tensors) and tensors[0].element_size() == values.itemsize:
         many.write_sparse(rows.addresses_of(tensors), edges, indices, values, clear)

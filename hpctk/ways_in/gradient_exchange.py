@@ -128,7 +128,8 @@ class Buckets:
     def reserve(self, count: int) -> None:
         """Make room for so many buckets. On all ranks in the same order with other collectives."""
         if count > len(self._lanes):
-            self._lanes += self._engine.reserve(count - len(self._lanes))
+            # Two for each: what is compressed, and what is not.
+            self._lanes += self._engine.reserve(2 * (count - len(self._lanes)))[::2]
 
     def start(self, gradients: Iterable[tuple[str, torch.Tensor]], *, in_order: bool = False) -> None:
         """Let the next bucket leave. Collective over the communicator. Not in place."""
@@ -156,5 +157,11 @@ class Buckets:
 
 
 def buckets_of(run: GradientRun) -> Buckets | None:
-    """Return buckets for a run, None where its method cannot exchange a part of the gradients by itself."""
-    return Buckets(run) if isinstance(run, BucketRun) and run.by_buckets else None
+    """Return buckets for a run, None where its method cannot exchange a part of the gradients by itself.
+
+    Collective over the communicator.
+    """
+    if not isinstance(run, BucketRun) or not run.by_buckets:
+        return None
+    run.meet_buckets()
+    return Buckets(run)

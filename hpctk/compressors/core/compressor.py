@@ -272,6 +272,14 @@ class Residuals:
         """Return `compressor.feed` of a tensor and its residual, which is changed in place."""
         return compressor.feed(tensor, self.of(name, tensor), name)
 
+    def swap(self, other: Residuals, names: Iterable[str]) -> None:
+        """Exchange some residuals with those of another store, which has them all. Local, without copies."""
+        for name in names:
+            mine, theirs = self._kept.get(name), other._kept.pop(name)
+            self._kept[name] = theirs
+            if mine is not None:
+                other._kept[name] = mine
+
     def __contains__(self, name: str) -> bool:
         return name in self._kept
 

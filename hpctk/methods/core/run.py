@@ -158,12 +158,16 @@ class BucketRun(GradientRun):
     def by_buckets(self) -> bool:
         """Whether it can with these settings: then backward may overlap."""
 
+    def meet_buckets(self) -> None:
+        """Get ready for buckets, before the first one; nothing by default. Collective over the communicator."""
+
     @abstractmethod
     def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Any:
         """Start exchanging some gradients; return what `finish_buckets` needs.
 
-        Collective over the communicator. Not in place. `lane` is the engine's, reserved for this bucket: ranks come
-        to it at different times, unless it is known that they start all their collectives `in_order`.
+        Collective over the communicator. Not in place. `lane` and the next one are the engine's, reserved for this
+        bucket: ranks come to it at different times, unless it is known that they start all their collectives
+        `in_order`. What lasts is changed by `commit` only.
         """
 
     @abstractmethod
