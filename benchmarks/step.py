@@ -1,7 +1,8 @@
 """Where the time of one optimizer step goes, for every method: base optimizer, compression, communication, the rest.
 
 Start it with `./launch/bench step`; it runs as an MPI job on the emulated cluster or in shared memory. The rest is what
-hpctk itself costs: fusing, copying, looking for bad gradients.
+hpctk itself costs: fusing, copying, looking for bad gradients. In the same run, taking turns, are the base optimizer's
+step alone, and one after DDP's way over gloo with fp16 on the wire: every method's step is divided by both.
 """
 
 from __future__ import annotations
@@ -80,10 +81,11 @@ def main() -> None:
     options = parser.parse_args()
     here = world()
     torch.set_num_threads(1)
-    entries = [
-        measure(here, name, make, int(options.elements), options.repeats)
-        for name, make in _rig.only(METHODS, options.only).items()
-    ]
+    _rig.start_gloo(here)
+    n = int(options.elements)
+    runs = {name: contender(here, name, make, n) for name, make in _rig.only(METHODS, options.only).items()}
+    runs |= {"alone": contender(here, "alone", None, n), "gloo fp16": contender(here, "gloo fp16", None, n)}
+    entries = measure(here, runs, options.repeats)
     if here.rank == 0:
         rows = [
             [
@@ -91,38 +93,79 @@ def main() -> None:
                 seconds_text(e["seconds"]),
                 *(seconds_text(e[kind]) for kind in (*KINDS, "rest")),
                 f"{e['rest'] / e['seconds']:.0%}",
+                f"{e['to_alone']:.2f}",
+                f"{e['to_gloo']:.2f}",
             ]
             for e in entries
         ]
         print(f"one step on {int(options.elements)} float32, {here.size} ranks, {_rig.where(here)}")
-        print(table(["method", "step", *KINDS, "rest", "rest"], rows))
+        print(table(["method", "step", *KINDS, "rest", "rest", "to alone", "to gloo"], rows))
         _rig.write(options.json, entries)
     here.barrier("the end of the benchmark")
 
 
-def measure(here, name, make, n, repeats):
-    _rig.reporter(here)(name)
+def contender(here, name, make, n):
+    """Return a function that makes one step and returns its seconds, all and by kind."""
     parameters = model(n)
     gradients = [torch.randn(p.shape, generator=torch.Generator().manual_seed(here.rank)) for p in parameters]
     base = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
     clock = Clock(here, base)
     named = [(f"p{i}", p) for i, p in enumerate(parameters)]
-    opt = hpctk.DistributedOptimizer(base, make(), named_parameters=named)
+    step = base.step
+    if make is not None:
+        opt = hpctk.DistributedOptimizer(base, make(), named_parameters=named)
+        step = (lambda: opt.step(lambda: 0.0)) if name == "SASG" else opt.step
+    elif name != "alone":
+        step = lambda: gloo_step(here, base, parameters)  # noqa: E731
 
-    def closure():
+    def run():
         # Backward makes gradients for nothing here: they are there already.
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.clone()
-        return 0.0
-
-    samples = []
-    for _ in range(repeats + 2):
-        closure()
         here.barrier("bench")
-        samples.append(clock.measured((lambda: opt.step(lambda: 0.0)) if name == "SASG" else opt.step))
+        return clock.measured(step)
+
+    return run
+
+
+def gloo_step(here, base, parameters):
+    """Do what DDP's fp16 hook does with buckets of 25 MB, then step."""
+    import torch.distributed as dist
+
+    buckets, room = [[]], 25 * 2**20
+    for parameter in reversed(parameters):
+        if buckets[-1] and sum(p.nbytes for p in buckets[-1]) >= room:
+            buckets.append([])
+        buckets[-1].append(parameter)
+    flats = [torch.cat([p.grad.view(-1) for p in bucket]).half() for bucket in buckets]
+    works = [dist.all_reduce(flat.div_(here.size), async_op=True) for flat in flats]
+    for bucket, flat, work in zip(buckets, flats, works, strict=True):
+        work.wait()
+        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.grad.view(-1).copy_(part)
+    base.step()
+
+
+def measure(here, runs, repeats):
+    """Return a row of medians for each contender; they take turns. Collective."""
+    samples = {name: [] for name in runs}
     # The first steps make room and compile.
-    samples = samples[2:]
-    return {"name": name, **{key: median(sample[key] for sample in samples) for key in samples[0]}}
+    for repeat in range(repeats + 2):
+        _rig.reporter(here)(f"repeat {repeat - 1} of {repeats}" if repeat > 1 else "warming up")
+        for name, run in runs.items():
+            sample = run()
+            if repeat > 1:
+                samples[name].append(sample)
+    rows = [
+        {"name": name, **{key: median(sample[key] for sample in taken) for key in ("seconds", *KINDS)}}
+        for name, taken in samples.items()
+    ]
+    seconds = {row["name"]: row["seconds"] for row in rows}
+    for row in rows:
+        row["rest"] = row["seconds"] - sum(row[kind] for kind in KINDS)
+        row["to_alone"] = row["seconds"] / seconds["alone"]
+        row["to_gloo"] = row["seconds"] / seconds["gloo fp16"]
+    return rows
 
 
 if __name__ == "__main__":

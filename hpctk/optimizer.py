@@ -136,7 +136,13 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             run = method.begin(self._replica)
             buckets = buckets_of(run) if overlap else None
             if buckets is not None:
-                self._overlap = Overlap(self._replica, buckets, self._counters.counting)
+                self._overlap = Overlap(
+                    self._replica,
+                    buckets,
+                    self._counters.counting,
+                    # What is left of earlier gradients is in the scale of that time.
+                    lambda: run.rescale(self._residual_scale.factor()),
+                )
             return run, GradientSteps(run, self._base, self._overlap)
         assert isinstance(method, LocalStepMethod)
         steps = method.begin(self._replica, self._base)

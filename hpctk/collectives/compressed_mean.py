@@ -12,10 +12,12 @@ compressor's `combines` names (`EXCHANGES`):
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from operator import is_
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -32,6 +34,7 @@ from hpctk.compressors.core import finite
 from hpctk.compressors.core.compressor import Aggregating, Compressor, Residuals, refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.compressors.core.sparse import SparseCompressor
+from hpctk.kernels import many, rows
 from hpctk.kernels.packing import index_dtype
 from hpctk.schedules import ring
 from hpctk.telemetry.recorder import Span
@@ -67,22 +70,78 @@ def compressed_mean(
     checked : bool
         Whether all ranks know that `refuse_bad_sums` refuses nothing on any of them: then they need not ask each other.
     """
-    excluded = {name: tensor for name, tensor in tensors.items() if compressor.is_excluded(name, tensor)}
-    chosen = {name: tensor for name, tensor in tensors.items() if name not in excluded}
-    if excluded:
-        dense_mean(here, excluded, schedule)
-    if not chosen:
+    layout = layout_of(compressor, tensors)
+    if layout.excluded:
+        dense_mean(here, {name: tensors[name] for name in layout.excluded}, schedule)
+    if not layout.chosen:
         return
+    chosen = {name: tensors[name] for name in layout.chosen} if layout.excluded else tensors
     if not checked:
         with here.shared_errors("compressing"):
             refuse_bad_sums(chosen, residuals)
     with engine_of(here).span(
-        label(chosen),
-        type(compressor).__name__,
-        elements=sum(tensor.numel() for tensor in chosen.values()),
-        dense_bytes=sum(tensor.numel() * tensor.element_size() for tensor in chosen.values()),
+        label(chosen), type(compressor).__name__, elements=int(layout.edges[-1]), dense_bytes=layout.dense_bytes
     ) as span:
-        EXCHANGES[compressor.combines](Exchange(here, chosen, compressor, residuals, schedule, span))
+        EXCHANGES[compressor.combines](Exchange(here, chosen, compressor, residuals, schedule, span, layout))
+
+
+class Layout:
+    """What a compressor makes of tensors of these names, sizes and dtypes: worked out once, not in every step.
+
+    Attributes
+    ----------
+    excluded, chosen : list of str
+        Who travels as it is, and who is compressed.
+    sizes, edges : array
+        Of those that are compressed: how many elements, and their bounds where all are laid one after the other.
+    counts : array or None
+        How many elements are sent of each, where a sparse compressor says so for every size.
+    places : array
+        Where those of each begin, among all that are sent.
+    small : array
+        Numbers of the tensors that are short enough to be handled together.
+    """
+
+    def __init__(self, compressor: Compressor, tensors: Tensors, known: _Known) -> None:
+        self.known = known
+        self.excluded = [name for name, tensor in tensors.items() if compressor.is_excluded(name, tensor)]
+        spared = set(self.excluded)
+        self.chosen = [name for name in tensors if name not in spared]
+        chosen = [tensors[name] for name in self.chosen]
+        self.sizes = rows.sizes_of(chosen)
+        self.edges = rows.edges_of(self.sizes)
+        self.dense_bytes = sum(tensor.numel() * tensor.element_size() for tensor in chosen)
+        self.small = np.flatnonzero(self.sizes <= rows.SMALL)
+        self.large = np.flatnonzero(self.sizes > rows.SMALL)
+        #: The residuals that were used last, known to be rows of memory like their tensors.
+        self.kept: list[torch.Tensor] = []
+        self.counts: Any = None
+        if compressor.combines == "pairs":
+            by_size = {n: cast(SparseCompressor, compressor).k(n) for n in set(self.sizes.tolist())}
+            if None not in by_size.values():
+                self.counts = np.array([by_size[n] for n in self.sizes.tolist()], np.int64)
+        self.places = rows.edges_of(self.sizes if self.counts is None else self.counts)
+
+
+#: What a layout goes by: names, sizes and dtypes.
+_Known = tuple[list[str], list[int], set[torch.dtype]]
+_layouts: WeakKeyDictionary[Compressor, list[Layout]] = WeakKeyDictionary()
+#: Layouts that are kept of one compressor: not all parameters have a gradient in every step.
+LAYOUTS = 32
+
+
+def layout_of(compressor: Compressor, tensors: Tensors) -> Layout:
+    held = tensors.values()
+    known = list(tensors), [tensor.numel() for tensor in held], {tensor.dtype for tensor in held}
+    kept = _layouts.setdefault(compressor, [])
+    for layout in kept:
+        if layout.known == known:
+            return layout
+    if len(known[2]) > 1:
+        # One dtype for all is what optimizers have; others may be laid out otherwise with the same names and sizes.
+        return Layout(compressor, tensors, known)
+    kept[:] = [Layout(compressor, tensors, known), *kept[: LAYOUTS - 1]]
+    return kept[0]
 
 
 def label(names: Collection[str], what: str = "tensors") -> str:
@@ -106,32 +165,45 @@ def dense_sum(here: World, tensors: Tensors, schedule: str = "auto", what: str =
 
 
 def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> None:
-    by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
     engine = engine_of(here)
-    for name, tensor in tensors.items():
-        if tensor.numel() * tensor.element_size() >= LARGE_BYTES and tensor.is_contiguous():
-            with engine.span(name):
-                reduce_in_place(here, tensor.view(-1), buffers.dtype_of(tensor), op, schedule)
-        else:
-            by_dtype.setdefault(tensor.dtype, {})[name] = tensor
-    for named in by_dtype.values():
+    by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    small = {name: x for name, x in tensors.items() if x.nbytes < LARGE_BYTES or not x.is_contiguous()}
+    if len(small) < len(tensors):
+        for name, tensor in tensors.items():
+            if name not in small:
+                with engine.span(name):
+                    reduce_in_place(here, tensor.view(-1), buffers.dtype_of(tensor), op, schedule)
+    for dtype in dtypes:
+        named = small if len(dtypes) == 1 else {name: x for name, x in small.items() if x.dtype == dtype}
+        by_dtype[dtype] = named
+    for named in filter(None, by_dtype.values()):
         alike = list(named.values())
         with engine.span(label(named, what)) as span:
+            if rows.are_rows(alike):
+                with span.staging():
+                    edges = rows.edges_of(rows.sizes_of(alike))
+                    flat = _scratch(here, alike[0], int(edges[-1]))
+                    rows.gather(alike, edges, flat.numpy())
+                reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
+                with span.staging():
+                    rows.scatter(flat.numpy(), alike, edges)
+                continue
             with span.staging():
-                flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=_scratch(here, alike))
+                out = _scratch(here, alike[0], sum(tensor.numel() for tensor in alike))
+                flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=out)
             reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
             parts = flat.split([tensor.numel() for tensor in alike])
             with span.staging():
                 torch_private.foreach_copy_(alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)])
 
 
-def _scratch(here: World, alike: list[torch.Tensor]) -> torch.Tensor:
-    """Return memory to lay tensors of one dtype in; on the host the same in every step, new pages are slow."""
-    n = sum(tensor.numel() for tensor in alike)
-    if buffers.on_device(alike[0]):
-        return alike[0].new_empty(n)
-    memory = engine_of(here).workspace("dense_mean", n * alike[0].element_size())
-    return torch.from_numpy(memory).view(alike[0].dtype)
+def _scratch(here: World, like: torch.Tensor, n: int) -> torch.Tensor:
+    """Return memory to lay n elements in; on the host the same in every step, new pages are slow."""
+    if buffers.on_device(like):
+        return like.new_empty(n)
+    memory = engine_of(here).workspace("dense_mean", n * like.element_size())
+    return torch.from_numpy(memory).view(like.dtype)
 
 
 def refuse_bad_sums(tensors: Tensors, residuals: Residuals | None) -> None:
@@ -140,12 +212,28 @@ def refuse_bad_sums(tensors: Tensors, residuals: Residuals | None) -> None:
     For all tensors, and shared by all ranks, before anything is taken out of a residual: otherwise what the healthy
     ranks have taken would never be sent.
     """
+    kept = {} if residuals is None else residuals.state_dict()
+    named = {name: tensor for name, tensor in tensors.items() if tensor.numel() <= rows.SMALL}
+    held, mine = list(named.values()), [kept.get(name) for name in named]
+    if held and rows.are_rows(held) and _fit(mine, held):
+        bad = rows.first_bad_sum(mine, held, rows.sizes_of(held))
+        if bad is not None:
+            refuse(bad[1], held[bad[0]].numel(), list(named)[bad[0]])
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in named}
     for name, tensor in tensors.items():
-        if residuals is None or name not in residuals:
-            bad = finite.first_bad(tensor.reshape(-1))
+        if residuals is None or name not in kept:
+            element = finite.first_bad(tensor.reshape(-1))
         else:
-            bad = finite.first_bad_sum(residuals.of(name, tensor).view(-1), tensor.reshape(-1))
-        refuse(bad, tensor.numel(), name)
+            element = finite.first_bad_sum(residuals.of(name, tensor).view(-1), tensor.reshape(-1))
+        refuse(element, tensor.numel(), name)
+
+
+def _fit(residuals: Sequence[torch.Tensor | None], tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether the residuals that are there are rows of memory just like their tensors."""
+    pairs = [(one, like) for one, like in zip(residuals, tensors, strict=True) if one is not None]
+    if not all(one.shape == like.shape for one, like in pairs):
+        return False
+    return rows.are_rows([*tensors[:1], *(one for one, _ in pairs)])
 
 
 @dataclass(frozen=True)
@@ -158,6 +246,7 @@ class Exchange:
     residuals: Residuals | None
     schedule: str
     span: Span
+    layout: Layout
 
     def packets(self) -> dict[str, Packet]:
         """Return this rank's packets, by parameter name; residuals are changed in place."""
@@ -193,41 +282,80 @@ def _gathered(exchange: Exchange) -> None:
 
 
 def _pairs(exchange: Exchange) -> None:
-    here, tensors, residuals = exchange.here, exchange.tensors, exchange.residuals
+    here, residuals, layout = exchange.here, exchange.residuals, exchange.layout
     compressor: SparseCompressor = exchange.compressor
-    edges = np.cumsum([0, *(tensor.numel() for tensor in tensors.values())])
+    tensors = list(exchange.tensors.values())
     with exchange.span.compressing():
-        indices, values = selected(tensors, compressor, residuals, edges)
-    counts = [compressor.k(tensor.numel()) for tensor in tensors.values()]
-    known = [count for count in counts if count is not None]
-    keep = sum(known) if compressor.keep else None
-    as_many = len(known) == len(counts)
-    found, total, dropped = reduce_pairs(here, indices, values, int(edges[-1]), keep, as_many=as_many)
+        indices, values = selected(exchange.tensors, compressor, residuals, layout.edges, checked=True)
+    as_many = layout.counts is not None
+    keep = int(layout.places[-1]) if compressor.keep else None
+    found, total, dropped = reduce_pairs(here, indices, values, int(layout.edges[-1]), keep, as_many=as_many)
     with exchange.span.decompressing():
         total /= here.size
-        for tensor in tensors.values():
-            tensor.zero_()
-        _put(list(tensors.values()), edges, found, total)
+        put(tensors, layout.edges, found, total, clear=True)
         if residuals is not None and dropped.any():
-            kept_back = [residuals.of(name, tensor) for name, tensor in tensors.items()]
-            _put(kept_back, edges, indices[dropped], values[dropped])
+            kept_back = [residuals.of(name, tensor) for name, tensor in exchange.tensors.items()]
+            put(kept_back, layout.edges, indices[dropped], values[dropped])
 
 
 def selected(
-    tensors: Tensors, compressor: SparseCompressor, residuals: Residuals | None, edges: Any
+    tensors: Tensors, compressor: SparseCompressor, residuals: Residuals | None, edges: Any, *, checked: bool = False
 ) -> tuple[Any, Any]:
     """Return the elements that are sent, of all tensors laid one after the other, as host arrays.
 
-    Local. What is returned is taken out of the residuals, in place. `edges` are the bounds of the tensors.
+    Local. What is returned is taken out of the residuals, in place. `edges` are the bounds of the tensors; `checked`
+    says that `refuse_bad_sums` refuses nothing.
     """
-    indices, values = [], []
     dtype = index_dtype(int(edges[-1]))
-    for start, (name, tensor) in zip(edges, tensors.items(), strict=False):
-        residual = None if residuals is None else residuals.of(name, tensor)
-        found, taken = compressor.select(tensor, residual, name)
-        indices.append(_host(found).astype(dtype) + dtype.type(start))
-        values.append(_wide(_host(taken), tensor.dtype))
-    return np.concatenate(indices), np.concatenate(values)
+    together = _together(tensors, compressor, residuals)
+    if together is None:
+        parts = [_of_one(compressor, name, tensor, residuals) for name, tensor in tensors.items()]
+        starts = np.asarray(edges).astype(dtype)
+        indices = [found.astype(dtype) + start for (found, _), start in zip(parts, starts, strict=False)]
+        return np.concatenate(indices), np.concatenate([values for _, values in parts])
+    layout, held, kept = together
+    if not checked:
+        refuse_bad_sums({layout.chosen[i]: held[i] for i in layout.small}, residuals)
+    k, places = int(layout.places[-1]), layout.places
+    chosen, values = np.empty(k, dtype), np.empty(k, held[0].numpy().dtype)
+    memories = np.zeros(len(held), np.int64) if kept is None else rows.addresses_of(kept)
+    gradients = rows.addresses_of(held)
+    many.take_largest(memories, gradients, layout.edges, layout.small, layout.counts, places, chosen, values)
+    for i in layout.large:
+        name = layout.chosen[i]
+        lo, hi = places[i], places[i + 1]
+        found, values[lo:hi] = _of_one(compressor, name, tensors[name], residuals)
+        np.add(found, layout.edges[i], out=chosen[lo:hi], casting="unsafe")
+    return chosen, values
+
+
+def _together(
+    tensors: Tensors, compressor: SparseCompressor, residuals: Residuals | None
+) -> tuple[Layout, list[torch.Tensor], list[torch.Tensor] | None] | None:
+    """Return layout, tensors and residuals, where the elements of small ones can be chosen together; else None."""
+    if not compressor.takes_largest:
+        return None
+    layout = layout_of(compressor, tensors)
+    if layout.excluded or len(layout.small) < 2:
+        return None
+    held = list(tensors.values())
+    if not rows.are_rows(held):
+        return None
+    if residuals is None:
+        return layout, held, None
+    known = residuals.state_dict()
+    kept = [known.get(name) for name in tensors]
+    if not all(map(is_, kept, layout.kept)) or len(kept) != len(layout.kept):
+        layout.kept = [residuals.of(name, tensor) for name, tensor in tensors.items()]
+        if not _fit(layout.kept, held):
+            layout.kept = []
+            return None
+    return layout, held, layout.kept
+
+
+def _of_one(compressor: SparseCompressor, name: str, tensor: torch.Tensor, residuals: Residuals | None) -> Any:
+    found, taken = compressor.select(tensor, None if residuals is None else residuals.of(name, tensor), name)
+    return _host(found), _wide(_host(taken), tensor.dtype)
 
 
 def _host(array: Any) -> Any:
@@ -241,17 +369,19 @@ def _wide(values: Any, dtype: torch.dtype) -> Any:
     return torch.from_numpy(values).view(dtype).float().numpy()
 
 
-def _put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any) -> None:
-    """Write the elements of a sparse vector into tensors, laid one after the other."""
+def put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any, *, clear: bool = False) -> None:
+    """Write the elements of a sparse vector into tensors, laid one after the other; with `clear` zeros elsewhere."""
+    if rows.are_rows(tensors) and tensors[0].element_size() == values.itemsize:
+        many.write_sparse(rows.addresses_of(tensors), edges, indices, values, clear)
+        return
+    if clear:
+        torch_private.foreach_zero_(tensors)
     cuts = np.searchsorted(indices, edges)
     for tensor, start, (lo, hi) in zip(tensors, edges, pairwise(cuts), strict=False):
         if lo == hi:
             continue
-        where = indices[lo:hi].astype(np.int64) - int(start)
-        if tensor.is_cpu and tensor.element_size() > 2:
-            tensor.view(-1).numpy()[where] = values[lo:hi]
-        else:
-            tensor.view(-1)[torch.from_numpy(where).to(tensor.device)] = torch.from_numpy(values[lo:hi]).to(tensor)
+        where = torch.from_numpy(indices[lo:hi].astype(np.int64) - int(start))
+        tensor.view(-1)[where.to(tensor.device)] = torch.from_numpy(values[lo:hi]).to(tensor)
 
 
 def _own(exchange: Exchange) -> None:

@@ -134,11 +134,11 @@ def reduce_pairs(
     """
     samples: Any = None
     if schedule == "auto" and as_many:
-        schedule = _choose(here, n, len(indices), keep, values.itemsize)
+        schedule = choose_lists(here, n, len(indices), keep, values.itemsize)
     if schedule in ("auto", "split"):
         samples = gather_rows(here, balance.sample(indices))
     if schedule == "auto":
-        schedule = _choose(here, n, int(samples[:, 0].max()), keep, values.itemsize)
+        schedule = choose_lists(here, n, int(samples[:, 0].max()), keep, values.itemsize)
     if schedule == "dense":
         found, total = _dense(here, indices, values, n, keep)
     elif schedule == "split" and keep is not None:
@@ -172,7 +172,27 @@ def summed_lists(messages: Sequence[Any], n: int, dtype: str) -> Pairs:
 
     Neighbours first, so that each element is merged log2(ranks) times.
     """
-    lists = [sparse.read(data, n, dtype) for data in messages]
+    return _merged([sparse.read(data, n, dtype) for data in messages])
+
+
+def summed_pairs(lists: Sequence[Pairs], n: int, keep: int | None, own: Any) -> tuple[Any, Any, Any]:
+    """Return what `reduce_pairs` does by an all-gather, of the lists of all ranks that are known here already.
+
+    Local; the same bits. `own` are this rank's indices.
+    """
+    itemsize = lists[0][1].itemsize
+    if any(sparse.turns_dense(len(indices), n, itemsize) for indices, _ in lists):
+        # By way of the wire form, in which a list that is almost full has its zeros listed, too.
+        name = lists[0][1].dtype.name
+        lists = [sparse.read(sparse.write(*pairs, n), n, name) for pairs in lists]
+    found, total = _merged(list(lists))
+    if keep is None:
+        return found, total, np.zeros(len(own), bool)
+    found, total = _kept(found, total, keep)
+    return found, total, not_in(own, found)
+
+
+def _merged(lists: list[Pairs]) -> Pairs:
     while len(lists) > 1:
         odd = lists[len(lists) // 2 * 2 :]
         lists = [merge(*a, *b) for a, b in zip(lists[::2], lists[1::2], strict=False)] + odd
@@ -221,7 +241,11 @@ class Choices(dict[tuple[int, int, int | None, int], str]):
     """What was chosen so far: (length, most elements of a rank, keep, bytes of a value) -> schedule."""
 
 
-def _choose(here: World, n: int, k: int, keep: int | None, itemsize: int) -> str:
+def choose_lists(here: World, n: int, k: int, keep: int | None, itemsize: int) -> str:
+    """Return the schedule that "auto" stands for, where no rank gives more than k of n elements.
+
+    Collective over the communicator at its first call.
+    """
     made = here.attached.setdefault(Choices, Choices())
     # Lists whose lengths vary a little are alike: otherwise every call would be priced, and remembered.
     coarse = max(0, k.bit_length() - 3)

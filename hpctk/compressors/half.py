@@ -34,6 +34,7 @@ class Half(Compressor):
     """Send 16 bits per element."""
 
     combines = "summed"
+    shrinks = True
 
     dtype: str = setting(
         "float16",

@@ -20,6 +20,7 @@ class Identity(Compressor):
     """Send the values as they are."""
 
     combines = "summed"
+    shrinks = True
     lossless = True
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:

@@ -33,6 +33,7 @@ class RandomK(Compressor):
     """
 
     combines = "summed"
+    shrinks = True
 
     density: float = field(metadata=required("part of the elements that is sent", above=0, at_most=1))
     seed: int = setting(0, "of the choice; the same on every rank", at_least=0, at_most=draws.MAX_SEED)

@@ -31,6 +31,7 @@ class Sign(Compressor):
     """Send the signs and the mean magnitude."""
 
     combines = "signs"
+    shrinks = True
 
     def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
         """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.

@@ -31,6 +31,8 @@ from hpctk.settings import documented, required, setting
 class TopK(SparseCompressor):
     """Send the elements of largest magnitude."""
 
+    takes_largest = True
+
     density: float = field(metadata=required("part of the elements that is sent", above=0, at_most=1))
     keep: bool = setting(
         False, "whether a sparse all-reduce brings back only the k largest of the sum, to bound its volume"

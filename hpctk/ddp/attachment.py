@@ -7,8 +7,8 @@
 
 No MPI is needed or started. `attach` registers a communication hook: DDP hands over its buckets during backward and
 finds in them what the method makes of all ranks' gradients. Where a part of the gradients can be exchanged by itself
-(Mean without a compressor, AdaCons) a bucket starts when it is full and is driven by a thread while backward goes on;
-elsewhere all are exchanged when the last one is there.
+(AdaCons, Mean with all compressors but PowerSGD) a bucket starts when it is full and is driven by a thread while
+backward goes on; elsewhere all are exchanged when the last one is there.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import halves, lean, levels, merge, packing, select, signs, updates
+from hpctk.kernels import halves, lean, levels, many, merge, packing, select, signs, updates
 
 
 def warm() -> None:
@@ -35,6 +35,14 @@ def warm() -> None:
         for gradient in (None, values):
             data = levels.write(values.copy(), gradient, 4, 64, 64, 1.0, *(np.zeros(k, np.uint64) for k in (2, 4)))
         levels.read(data[: values.itemsize].copy().view(dtype), data[values.itemsize :], 4, 64, values.copy())
+        edges, where = np.array([0, 64]), np.array([values.ctypes.data])
+        many.gather(where, edges, values.copy())
+        many.largest(where, edges, select.INFINITY[values.dtype.char], values)
+        many.first_bad_sum(where, where, edges, select.INFINITY[values.dtype.char], values)
+        indices, kept, first = np.empty(8, found.dtype), np.empty(8, dtype), np.zeros(1, np.int64)
+        many.take_largest(first, where, edges, first, np.array([8]), first, indices, kept)
+        many.write_sparse(where, edges, indices, kept, True)
+        many.scatter(values.copy(), where, edges)
         updates.sum_of_magnitudes(values)
         updates.squared_distance(values, None)
         updates.squared_distance(values, values)

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +28,7 @@ import torch
 
 from hpctk import torch_private
 from hpctk.collectives.allreduce import start_in_place
+from hpctk.collectives.bucketed_mean import Bucket, BucketedMean
 from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refuse_bad_sums
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.engine.handle import Handle
@@ -36,6 +38,7 @@ from hpctk.methods.core.clipping import CLIP, Clipping, global_norm
 from hpctk.methods.core.method import GradientMethod, scaled_rates
 from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.methods.core.residual_bound import ResidualBound
 from hpctk.methods.core.run import BucketRun
 from hpctk.settings import documented, setting
 
@@ -83,11 +86,14 @@ class MeanRun(BucketRun):
         self._compressor = deepcopy(settings.compressor)
         if self._compressor is not None:
             self._compressor.set_rank(replica.world.rank)
+        self._bound = ResidualBound(self._compressor)
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals. In place."""
-        for residual in self.residuals.state_dict().values():
-            residual.mul_(factor)
+        if factor != 1:
+            for residual in self.residuals.state_dict().values():
+                residual.mul_(factor)
+            self._bound.reset()
 
     @property
     def _kept(self) -> Residuals | None:
@@ -98,6 +104,8 @@ class MeanRun(BucketRun):
         compressor = self._compressor
         # With unit_norm what is compressed is known only once the norms are.
         if compressor is None or self._settings.unit_norm:
+            return
+        if self._kept is None or self._bound.allows(self.look.largest, self.residuals, self.replica.dtype):
             return
         named = zip(self.replica.names, gradients, strict=True)
         held = {name: tensor for name, tensor in named if tensor is not None}
@@ -117,11 +125,25 @@ class MeanRun(BucketRun):
 
     @property
     def by_buckets(self) -> bool:
-        """Whether a part can go alone: a norm needs all gradients, and compressed ones go as one message."""
-        return self._compressor is None and not self._settings.unit_norm
+        """Whether a part can go alone: a norm needs all gradients, and so do compressors that aggregate themselves."""
+        own = self._compressor is not None and self._compressor.combines == "own"
+        return not own and not self._settings.unit_norm
 
-    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Handle:
+    @cached_property
+    def _bucketed(self) -> BucketedMean:
+        assert self._compressor is not None
+        like = self.replica.named(self.replica.values)
+        return BucketedMean(self.replica.world, self._compressor, self._kept, self.replica.schedule, like)
+
+    def meet_buckets(self) -> None:
+        """Find out how buckets are to travel. Collective over the communicator."""
+        if self._compressor is not None:
+            _ = self._bucketed
+
+    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Handle | Bucket:
         """Start averaging some gradients. Collective over the communicator. Not in place."""
+        if self._compressor is not None:
+            return self._bucketed.start(lane, gradients, in_order=in_order)
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
         return start_in_place(
             self.replica.world, flat, buffers.dtype_of(flat), "mean", self.replica.schedule, None if in_order else lane
@@ -129,7 +151,16 @@ class MeanRun(BucketRun):
 
     def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
         """Return the means."""
+        if self._compressor is not None:
+            return self._bucketed.finish(buckets, has)
         return [handle.wait() for handle in buckets]
+
+    def commit(self) -> None:
+        """Keep what the compressor has left behind."""
+        super().commit()
+        self._bound.advance()
+        if "_bucketed" in vars(self):
+            self._bucketed.commit()
 
     def _normalize(self, gradients: Sequence[torch.Tensor]) -> Any:
         """Bring the gradient to norm 1, in place; return the norms of all ranks."""
@@ -166,6 +197,7 @@ class MeanRun(BucketRun):
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
         self.residuals.load_state_dict(state["residuals"])
+        self._bound.reset()
         if self._compressor is not None:
             self._compressor.load_state_dict(state.get("compressor", {}))
         if self._clipping is not None and "first_rate" in state:

@@ -11,13 +11,13 @@ DistributedOptimizer gives what is in `.grad`, DDP its buckets, Horovod's optimi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.compressors.core import finite
-from hpctk.methods.core.replica import Gradients
+from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.run import BucketRun, GradientRun
 from hpctk.methods.core.step_status import StepStatus
 
@@ -62,41 +62,50 @@ def exchange_gradients(
         return found
 
     status = run.open_step(find, groups, active=active)
-    replica = run.replica
-    has = [(i, name) for i, name in enumerate(replica.names) if status.has[i]]
     if not status.active:
         return status, {}
-    good = bool(has) and status.bad is None
+    has = run.replica.names if all(status.has) else [n for n, x in zip(run.replica.names, status.has, strict=True) if x]
     # Buckets that are under way must come home in any case.
-    results = None if buckets is None else buckets({name for _, name in has})
-    if not good:
+    results = None if buckets is None else buckets(set(has))
+    if not has or status.bad is not None:
         return status, {}
-    made: dict[str, torch.Tensor] = {}
-    held: dict[str, torch.Tensor] = {}
-    for i, name in has:
-        gradient = found[i]
-        if gradient is None:
-            gradient = made[name] = torch.zeros_like(replica.parameters[i]).detach()
-        elif 0 in gradient.stride():
-            # An expanded tensor has several elements in one place.
-            gradient = made[name] = gradient.clone(memory_format=torch.contiguous_format)
-        held[name] = gradient
+    held, made = _writable(run.replica, found, status.has)
     if results is None:
-        _exchange_in_place(run, held)
+        _exchange_in_place(run, dict(zip(has, held, strict=True)))
     else:
-        for name, gradient in held.items():
+        for name, gradient in zip(has, held, strict=True):
             gradient.copy_(results[name].view(gradient.shape))
     run.commit()
     return status, made
 
 
+def _writable(
+    replica: Replica, found: list[torch.Tensor | None], has: Sequence[bool]
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Return a tensor to write into for each parameter that has a gradient on some rank, and the new ones by name."""
+    if all(gradient is not None and gradient.is_contiguous() for gradient in found):
+        return cast(list[torch.Tensor], found), {}
+    held: list[torch.Tensor] = []
+    made: dict[str, torch.Tensor] = {}
+    for i, (gradient, wanted) in enumerate(zip(found, has, strict=True)):
+        if gradient is not None and gradient.is_contiguous():
+            held.append(gradient)
+        elif wanted:
+            if gradient is None:
+                gradient = made[replica.names[i]] = torch.zeros_like(replica.parameters[i]).detach()
+            elif 0 in gradient.stride():
+                # An expanded tensor has several elements in one place.
+                gradient = made[replica.names[i]] = gradient.clone(memory_format=torch.contiguous_format)
+            held.append(gradient)
+    return held, made
+
+
 def _exchange_in_place(run: GradientRun, held: dict[str, torch.Tensor]) -> None:
     # Channels-last gradients and the like are not one row of memory.
-    flat = {name: tensor.contiguous() for name, tensor in held.items()}
-    run.exchange(flat)
-    for name, tensor in held.items():
-        if flat[name].data_ptr() != tensor.data_ptr():
-            tensor.copy_(flat[name])
+    copies = {name: tensor.contiguous() for name, tensor in held.items() if not tensor.is_contiguous()}
+    run.exchange({**held, **copies} if copies else held)
+    for name, copy in copies.items():
+        held[name].copy_(copy)
 
 
 class Buckets:
@@ -119,7 +128,8 @@ class Buckets:
     def reserve(self, count: int) -> None:
         """Make room for so many buckets. On all ranks in the same order with other collectives."""
         if count > len(self._lanes):
-            self._lanes += self._engine.reserve(count - len(self._lanes))
+            # Two for each: what is compressed, and what is not.
+            self._lanes += self._engine.reserve(2 * (count - len(self._lanes)))[::2]
 
     def start(self, gradients: Iterable[tuple[str, torch.Tensor]], *, in_order: bool = False) -> None:
         """Let the next bucket leave. Collective over the communicator. Not in place."""
@@ -147,5 +157,11 @@ class Buckets:
 
 
 def buckets_of(run: GradientRun) -> Buckets | None:
-    """Return buckets for a run, None where its method cannot exchange a part of the gradients by itself."""
-    return Buckets(run) if isinstance(run, BucketRun) and run.by_buckets else None
+    """Return buckets for a run, None where its method cannot exchange a part of the gradients by itself.
+
+    Collective over the communicator.
+    """
+    if not isinstance(run, BucketRun) or not run.by_buckets:
+        return None
+    run.meet_buckets()
+    return Buckets(run)

@@ -104,7 +104,7 @@ class GradientSteps:
         self.skipping = self._run.skip_or_raise(status)
         self.synchronized = True
         for name, gradient in made.items():
-            replica.parameters[replica.names.index(name)].grad = gradient
+            replica.parameters[replica.places[name]].grad = gradient
         return True
 
     def _finish_step(self) -> None:

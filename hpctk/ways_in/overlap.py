@@ -43,12 +43,18 @@ class Overlap:
     buckets : Buckets
     counting : callable
         Returns a context in which collectives are counted for the optimizer.
+    before : callable
+        Called before the first bucket of a step leaves.
     """
 
     def __init__(
-        self, replica: Replica, buckets: Buckets, counting: Callable[[], AbstractContextManager[None]]
+        self,
+        replica: Replica,
+        buckets: Buckets,
+        counting: Callable[[], AbstractContextManager[None]],
+        before: Callable[[], None] = lambda: None,
     ) -> None:
-        self._replica, self._buckets, self._counting = replica, buckets, counting
+        self._replica, self._buckets, self._counting, self._before = replica, buckets, counting, before
         self._members = _members(self._replica.parameters)
         self._home = {i: b for b, bucket in enumerate(self._members) for i in bucket}
         self._paused = False
@@ -115,6 +121,8 @@ class Overlap:
     def _start(self) -> None:
         """Start the next bucket. Collective over the communicator."""
         replica = self._replica
+        if not len(self._buckets):
+            self._before()
         self._buckets.start((replica.names[i], self._sent(i)) for i in self._members[len(self._buckets)])
 
     def _sent(self, i: int) -> torch.Tensor:

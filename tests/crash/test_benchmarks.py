@@ -26,7 +26,11 @@ RANKS = {
     "checkpoint": (["--elements", "1e5"], ["plain", "save", "load"]),
     "recorder": (["--calls", "2000", "--epochs", "1"], ["recorder:off", "recorder:on"]),
     "sparse": (["--elements", "1e5"], ["sparse:auto", "sparse:split", "sparse:keep", "grace", "gloo"]),
-    "step": (["--elements", "1e5"], ["Mean", "Mean TopK", "AdaCons", "SASG", "SAEF TopK", "MGRAWA", "CELGC"]),
+    "small": (["--steps", "2"], ["alone", "ddp gloo fp16", "Mean", "Mean TopK", "SASG", "SAEF TopK", "CELGC"]),
+    "step": (
+        ["--elements", "1e5"],
+        ["alone", "gloo fp16", "Mean", "Mean TopK", "AdaCons", "SASG", "SAEF TopK", "MGRAWA", "CELGC"],
+    ),
 }
 
 
@@ -70,9 +74,22 @@ def test_two_ranks_in_shared_memory(name, tmp_path):
     if name == "step":
         # The parts of a step, which the rest makes whole.
         for row in rows.values():
+            assert row["to_alone"] == pytest.approx(row["seconds"] / rows["alone"]["seconds"])
+            assert row["to_gloo"] == pytest.approx(row["seconds"] / rows["gloo fp16"]["seconds"])
             parts = ("base", "compression", "communication", "rest")
             assert sum(row[kind] for kind in parts) == pytest.approx(row["seconds"], rel=1e-6)
             assert row["base"] > 0, row
-            assert row["communication"] > 0, row
+            assert row["communication"] > 0 or row["name"] in ("alone", "gloo fp16"), row
         assert rows["SAEF TopK"]["compression"] > 0
         assert rows["Mean"]["compression"] == 0
+    if name == "small":
+        for row in rows.values():
+            assert row["to_alone"] == pytest.approx(row["seconds"] / rows["alone"]["seconds"])
+            assert row["to_ddp"] == pytest.approx(row["seconds"] / rows["ddp gloo fp16"]["seconds"])
+
+
+def test_many_tensors_of_one_element(tmp_path):
+    command = mpirun(2, sys.executable, "-m", "mpi4py", "benchmarks/small.py")
+    rows = rows_of("small", command, ["--tensors", "100", "--steps", "2", "--only", "Mean,Mean TopK"], tmp_path)
+    assert set(rows) == {"alone", "Mean", "Mean TopK"}
+    assert rows["Mean"]["to_alone"] > 0

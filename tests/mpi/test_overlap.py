@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from methods_driver import assert_same_bits
+from threshold import Threshold
 from training import alone, assert_alike, loss_of, net, sgd, values, wrapped
 
 import hpctk
@@ -16,11 +17,28 @@ METHODS = {
     "Mean clipped": lambda: hpctk.Mean(clip=0.02),
     "AdaCons": lambda: hpctk.AdaCons(momentum=0.6),
     "AdaCons by layers": lambda: hpctk.AdaCons(momentum=0.6, layerwise=True),
+    "Mean of TopK": lambda: hpctk.Mean(hpctk.TopK(0.1)),
+    "Mean of QSGD": lambda: hpctk.Mean(hpctk.QSGD(4)),
     # These cannot go by buckets, and wait for step().
-    "Mean of TopK": lambda: hpctk.Mean(hpctk.TopK(0.5)),
+    "Mean of PowerSGD": lambda: hpctk.Mean(hpctk.PowerSGD(1)),
     "Mean of unit norm": lambda: hpctk.Mean(unit_norm=True),
 }
-BUCKETS = ["Mean", "AdaCons"]
+BUCKETS = ["Mean", "AdaCons", "Mean of TopK", "Mean of QSGD"]
+#: Whose results are the same to the bit, with the schedule by which they are: of sums in an order that does not depend
+#: on an element's place.
+COMPRESSORS = {
+    "identity": (hpctk.Identity, "recursive_doubling"),
+    "half": (hpctk.Half, "recursive_doubling"),
+    "randomk": (lambda: hpctk.RandomK(0.4), "recursive_doubling"),
+    "qsgd": (lambda: hpctk.QSGD(4), "auto"),
+    "sign": (hpctk.Sign, "auto"),
+    "topk": (lambda: hpctk.TopK(0.1), "auto"),
+    "topk of half": (lambda: hpctk.TopK(0.5), "auto"),
+    "topk of all": (lambda: hpctk.TopK(1.0), "recursive_doubling"),
+    "topk and keep": (lambda: hpctk.TopK(0.3, keep=True), "auto"),
+    "topk but biases": (lambda: hpctk.TopK(0.3, exclude=["*bias"]), "recursive_doubling"),
+    "threshold": (lambda: Threshold(0.05), "auto"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +79,83 @@ def test_the_same_with_and_without(world, name):
     assert_same_bits(world, values(model))
     assert opt.stats.counts == other.stats.counts
     assert opt.stats.steps == other.stats.steps == 4
+
+
+def kept(opt):
+    """The bits of all that a rank keeps for later: residuals, and the number of draws."""
+    state = opt.local_state_dict()
+    residuals = {name: residual.numpy().tobytes() for name, residual in state["residuals"].items()}
+    return residuals, state["compressor"]
+
+
+def assert_same(results):
+    """Models and what was kept are the same to the bit."""
+    (model, opt), (plain, other) = results
+    for i, (got, wanted) in enumerate(zip(values(model), values(plain), strict=True)):
+        assert got.tobytes() == wanted.tobytes(), f"tensor {i}: {got} {wanted}"
+    assert kept(opt) == kept(other)
+    assert opt.stats.counts == other.stats.counts
+
+
+@pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "without"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_every_compressor_to_the_bit(world, name, dtype, feedback):
+    make, schedule = COMPRESSORS[name]
+    method = hpctk.Mean(make(), error_feedback=feedback)
+    assert_same([run(world, o, method, 5, model=net(0, dtype), schedule=schedule) for o in (True, False)])
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_every_compressor_where_gradients_are_missing(world, name):
+    make, schedule = COMPRESSORS[name]
+    results = [
+        run(world, o, hpctk.Mean(make()), 5, model=Branches(), loss=branched_loss, schedule=schedule)
+        for o in (True, False)
+    ]
+    assert_same(results)
+    assert not any("idle" in residual for residual in kept(results[0][1])[0])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_bad_gradient_after_buckets_that_have_left(world, name, bad):
+    """The first layers' gradients come last: those of the last layer are under way when one of them is bad."""
+    make, schedule = COMPRESSORS[name]
+
+    def spoiled(model, rank, t):
+        loss = loss_of(model, rank, t)
+        return loss + bad * model[0].weight[0, 0] if t == 2 and rank == world.size - 1 else loss
+
+    method = hpctk.Mean(make())
+    settings = {"schedule": schedule, "on_bad_gradient": "skip"}
+    results = [run(world, o, method, 5, loss=spoiled, **settings) for o in (True, False)]
+    assert_same(results)
+    assert results[0][1].stats.counts["skipped_steps"] == 1
+    with pytest.raises(HpctkError, match="NaN or infinite"):
+        run(world, True, method, 3, loss=spoiled, schedule=schedule)
+    works(world)
+
+
+def test_a_sum_that_overflows_in_a_bucket(world):
+    """One rank's gradient and residual are finite, their sum is not: all ranks raise, and keep what they had."""
+    largest = torch.finfo(torch.float64).max
+
+    def huge(model, rank, t):
+        loss = loss_of(model, rank, t)
+        return loss + 0.6 * largest * model[2].weight[1, 2] if rank == 0 else loss
+
+    model = net()
+    opt = wrapped(model, hpctk.Mean(Threshold(largest)), overlap=True)
+    huge(model, world.rank, 0).backward()
+    opt.step()
+    before = kept(opt)
+    opt.zero_grad()
+    huge(model, world.rank, 0).backward()
+    with pytest.raises(HpctkError, match=r"2\.weight.*or the sum with its residual"):
+        opt.step()
+    assert kept(opt) == before
+    works(world)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -137,12 +137,8 @@ class Engine:
 
         `payload_bytes` are those that this rank contributes; what they stand for, a span says.
         """
-        longest = self._longest(segment_bytes)
         with self.one_thread:
-            call = self.opened(plan.kind, plan.name, payload_bytes)
-            tags = self._take_lane()
-            run = RaggedRun(self.transport, plan, blocks, longest, tags, flight, self._traffic())
-            self._add(run, call, in_order=True)
+            run = self._start_ragged(plan, blocks, payload_bytes, segment_bytes, flight, None)
             self.complete(run, f"{plan.name} {plan.kind} of blocks of any length")
             self._retire()
         return run
@@ -151,6 +147,44 @@ class Engine:
     def segment_bytes(self) -> int:
         """The longest message where a run names none."""
         return self._longest(None)
+
+    def handle_ragged(
+        self, plan: Plan, blocks: RaggedBlocks, finish: Callable[[], Any], *, payload_bytes: int, lane: int
+    ) -> Handle:
+        """Start running `plan` on blocks of any length, in a reserved lane; waiting returns what `finish` does.
+
+        Collective over the transport's ranks.
+        """
+        with self.one_thread:
+            run = self._start_ragged(plan, blocks, payload_bytes, None, FLIGHT, lane)
+            self._retire()
+        name = f"{plan.name} {plan.kind} of blocks of any length"
+
+        def is_done() -> bool:
+            self.progress()
+            return run.done
+
+        def wait() -> Any:
+            self.complete(run, name)
+            return finish()
+
+        return Handle(name, is_done, wait)
+
+    def _start_ragged(
+        self,
+        plan: Plan,
+        blocks: RaggedBlocks,
+        payload_bytes: int,
+        segment_bytes: int | None,
+        flight: int,
+        lane: int | None,
+    ) -> RaggedRun:
+        longest = self._longest(segment_bytes)
+        call = self.opened(plan.kind, plan.name, payload_bytes)
+        tags = self._take_lane() if lane is None else self.tags(lane)
+        run = RaggedRun(self.transport, plan, blocks, longest, tags, flight, self._traffic())
+        self._add(run, call, in_order=lane is None)
+        return run
 
     def _longest(self, segment_bytes: int | None) -> int:
         return min(segment_bytes or self._segment_bytes(), buffers.COUNT_LIMIT)

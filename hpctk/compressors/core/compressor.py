@@ -47,6 +47,9 @@ class Compressor(ABC):
     lossless: ClassVar[bool] = False
     #: Whether `tensor - decompress(compress(tensor))` is always shorter than the tensor.
     contracts: ClassVar[bool] = True
+    #: Whether `feed` never leaves more of an element than the sum had, in magnitude: then residuals grow no faster
+    #: than gradients come in.
+    shrinks: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -270,6 +273,14 @@ class Residuals:
     def feed(self, compressor: Compressor, name: str, tensor: torch.Tensor) -> Packet:
         """Return `compressor.feed` of a tensor and its residual, which is changed in place."""
         return compressor.feed(tensor, self.of(name, tensor), name)
+
+    def swap(self, other: Residuals, names: Iterable[str]) -> None:
+        """Exchange some residuals with those of another store, which has them all. Local, without copies."""
+        for name in names:
+            mine, theirs = self._kept.get(name), other._kept.pop(name)
+            self._kept[name] = theirs
+            if mine is not None:
+                other._kept[name] = mine
 
     def __contains__(self, name: str) -> bool:
         return name in self._kept

@@ -13,7 +13,7 @@ Indices are ascending, without duplicates. n and the dtype do not travel: all ra
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -133,6 +133,10 @@ class SparseCompressor(Compressor):
     """Send chosen elements. A subclass says which, in `_choose`."""
 
     combines = "pairs"
+    shrinks = True
+    #: Whether just the k largest magnitudes are sent, of equal ones the lowest indices: then those of many small
+    #: tensors are chosen in one call, not by `_choose`.
+    takes_largest: ClassVar[bool] = False
 
     #: Whether a sparse all-reduce brings back only the k largest of the sum; needs a `k`.
     keep: bool = False

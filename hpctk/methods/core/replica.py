@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import eq
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from hpctk import torch_private
 from hpctk.comm.world import World
-from hpctk.compressors.core import finite
 from hpctk.errors import HpctkError, TensorError
+from hpctk.kernels import rows
 from hpctk.methods.core.step_status import StatusExchange
 
 #: One of each parameter, None where there is none.
@@ -26,6 +31,8 @@ class Replica:
     world : World
     names, parameters
         The parameters that are trained, in the model's order; the same names on all ranks.
+    dtype : torch.dtype
+        Of all of them.
     model : torch.nn.Module, optional
         Where the user gave it.
     frozen : dict
@@ -55,6 +62,7 @@ class Replica:
     on_bad_gradient: str = "raise"
     check_every: int = 100
     leader: int | None = None
+    dtype: torch.dtype = field(init=False)
     status: StatusExchange = field(init=False)
     scaled: bool = False
     dense: bool = False
@@ -65,10 +73,16 @@ class Replica:
     def agreed_on(self, names: list[str], parameters: list[torch.nn.Parameter]) -> None:
         """Train these parameters, on whose names, shapes and dtypes all ranks have agreed."""
         self.names, self.parameters = names, parameters
-        self._dtype = parameters[0].dtype
+        vars(self).pop("places", None)
+        self.dtype = parameters[0].dtype
         self._shapes = [parameter.shape for parameter in parameters]
         layout = [(n, f"{p.dtype} {tuple(p.shape)}") for n, p in zip(names, parameters, strict=True)]
         self.status = StatusExchange(self.world, names, layout, self.check_every)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The number of each parameter, by name."""
+        return {name: i for i, name in enumerate(self.names)}
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -88,6 +102,17 @@ class Replica:
                     f"{name!r} was frozen when the DistributedOptimizer was made and has a gradient now: every rank "
                     "would train it by itself. Make a new DistributedOptimizer, or set its .grad to None."
                 )
+        found = [parameter.grad for parameter in self.parameters]
+        held = [gradient for gradient in found if gradient is not None]
+        # In bulk: with many parameters a Python call for each would take as long as the base optimizer.
+        kinds = {(gradient.dtype, gradient.layout, gradient.requires_grad) for gradient in held}
+        if kinds <= {(self.dtype, torch.strided, False)}:
+            shapes = self._shapes
+            if len(held) < len(found):
+                shapes = [shape for shape, one in zip(shapes, found, strict=True) if one is not None]
+            # Not as a list: a hundred thousand new tuples would set the garbage collector to work.
+            if all(map(eq, (gradient.shape for gradient in held), shapes)):
+                return found
         return [self.gradient(i) for i in range(len(self.parameters))]
 
     def gradient(self, i: int) -> torch.Tensor | None:
@@ -107,10 +132,10 @@ class Replica:
 
     def check(self, i: int, gradient: torch.Tensor) -> None:
         """Raise TensorError unless a gradient is what the ranks have agreed on: others would be sent as many bytes."""
-        if gradient.dtype is not self._dtype or gradient.shape != self._shapes[i]:
+        if gradient.dtype is not self.dtype or gradient.shape != self._shapes[i]:
             raise TensorError(
                 f"the gradient of {self.names[i]!r} is {gradient.dtype} {tuple(gradient.shape)}, but all ranks have "
-                f"agreed on {self._dtype} {tuple(self._shapes[i])}. Convert the model (model.double(), model.half()) "
+                f"agreed on {self.dtype} {tuple(self._shapes[i])}. Convert the model (model.double(), model.half()) "
                 "before the optimizer is made, or make a new one on every rank."
             )
 
@@ -127,12 +152,51 @@ class Replica:
         return [value.clone(memory_format=torch.contiguous_format) for value in self.values]
 
 
+class Look(NamedTuple):
+    """What one look at all gradients has found.
+
+    Attributes
+    ----------
+    bad : int or None
+        The number of the first gradient that is not finite.
+    largest : float
+        The largest magnitude, where all are finite.
+    """
+
+    bad: int | None
+    largest: float
+
+
+def look(gradients: Gradients) -> Look:
+    """Look once at every element of the gradients. Local; changes nothing."""
+    held = [gradient for gradient in gradients if gradient is not None]
+    if not held:
+        return Look(None, 0.0)
+    sizes, together = rows.sizes_of(held), rows.are_rows(held)
+    # Long ones by torch, one by one: they are worth its threads.
+    alone = sizes > rows.SMALL if together else np.ones(len(held), bool)
+    small = held if not alone.any() else [held[i] for i in np.flatnonzero(~alone)]
+    bad: int | None = None
+    largest = 0.0
+    if small:
+        bad, largest = rows.largest(small, sizes[~alone])
+        bad = None if bad is None else int(np.flatnonzero(~alone)[bad])
+    for i in np.flatnonzero(alone):
+        if bad is not None and i > bad:
+            break
+        low, high = (float(extreme) for extreme in torch.aminmax(held[i])) if sizes[i] else (0.0, 0.0)
+        if not math.isfinite(low) or not math.isfinite(high):
+            bad = int(i)
+            break
+        largest = max(largest, -low, high)
+    if bad is not None and len(held) < len(gradients):
+        bad = [i for i, gradient in enumerate(gradients) if gradient is not None][bad]
+    return Look(bad, largest)
+
+
 def first_bad(gradients: Gradients) -> int | None:
     """Return the number of the first gradient that is not finite, None where all are."""
-    for i, gradient in enumerate(gradients):
-        if gradient is not None and not finite.all_finite(gradient):
-            return i
-    return None
+    return look(gradients).bad
 
 
 def restore(targets: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], what: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hpctk.errors import HpctkError, TensorError
-from hpctk.methods.core.replica import Gradients, Replica, first_bad
+from hpctk.methods.core.replica import Gradients, Look, Replica, look
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
 
@@ -40,6 +40,8 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.finished = False
         self.set_aside: list[torch.Tensor] | None = None
+        #: What was found in the gradients of the step that was opened last: nobody has to look again.
+        self.look = Look(None, 0.0)
 
     def evaluated_parameters(self) -> list[torch.Tensor] | None:
         """Return the parameters that the method wants evaluated, None for those the model holds.
@@ -89,10 +91,10 @@ class Run:
 
         def find() -> LocalStatus:
             held = gradients()
-            bad = first_bad(held)
-            if bad is None:
+            self.look = look(held)
+            if self.look.bad is None:
                 self.prepare(held)
-            return LocalStatus([gradient is not None for gradient in held], bad, active)
+            return LocalStatus([gradient is not None for gradient in held], self.look.bad, active)
 
         status = self.replica.status.exchange(prepared(find), groups, self.shared_state)
         if status.active:
@@ -159,12 +161,16 @@ class BucketRun(GradientRun):
     def by_buckets(self) -> bool:
         """Whether it can with these settings: then backward may overlap."""
 
+    def meet_buckets(self) -> None:
+        """Get ready for buckets, before the first one; nothing by default. Collective over the communicator."""
+
     @abstractmethod
     def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Any:
         """Start exchanging some gradients; return what `finish_buckets` needs.
 
-        Collective over the communicator. Not in place. `lane` is the engine's, reserved for this bucket: ranks come
-        to it at different times, unless it is known that they start all their collectives `in_order`.
+        Collective over the communicator. Not in place. `lane` and the next one are the engine's, reserved for this
+        bucket: ranks come to it at different times, unless it is known that they start all their collectives
+        `in_order`. What lasts is changed by `commit` only.
         """
 
     @abstractmethod
