@@ -24,7 +24,8 @@ def test_all_ranks_measure_the_same(world, restored, monkeypatch):
     monkeypatch.setattr(calibrate, "SIZES", (8, 4096, 262144))
     found = calibrate.calibrate(world)
     world.agree("calibration", [("text", found.to_json())])
-    assert set(found.measured) == {"mpi", *names("allreduce", with_nodes=True)}
+    shared = {"shared_memory"} if world.shares_memory else set()
+    assert set(found.measured) == {"mpi", *shared, *names("allreduce", with_nodes=True)}
     assert all(seconds >= 0 for points in found.measured.values() for _, seconds in points)
     assert Calibration.from_json(found.to_json()) == found
 

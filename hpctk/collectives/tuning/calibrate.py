@@ -1,6 +1,7 @@
 """Measuring the machine: a minute at most on the user's own ranks.
 
-Every schedule and MPI's own all-reduce run at several sizes, interleaved, and the medians are kept.
+Every schedule, MPI's own all-reduce and, on one node, that through shared memory run at several sizes, as users' calls
+run them, interleaved, and the medians are kept.
 The figures of the cost model come from the same runs:
 
 - latency_s: an 8-byte recursive doubling, over its rounds;
@@ -28,7 +29,7 @@ from hpctk.collectives.tuning.calibration import Calibration, Points, layout_of
 from hpctk.comm.buffers import DTYPES
 from hpctk.comm.world import World
 from hpctk.schedules import Plan, build, recursive_doubling, ring
-from hpctk.schedules.core.registry import names
+from hpctk.schedules.core.registry import SHARED_MEMORY, names
 from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import price, site
 
@@ -44,7 +45,9 @@ Report = Callable[[str], None]
 def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
     """Measure and return the calibration, the same on every rank. Collective over the communicator."""
     plans = [build(name, "allreduce", here.size, nodes=here.nodes) for name in names("allreduce", with_nodes=True)]
-    measured: dict[str, list[tuple[int, float]]] = {name: [] for name in ("mpi", *(plan.name for plan in plans))}
+    measured: dict[str, list[tuple[int, float]]] = {"mpi": [], **{plan.name: [] for plan in plans}}
+    if here.shared_window() is not None:
+        measured[SHARED_MEMORY] = []
     for nbytes in SIZES:
         report(f"all-reduces of {nbytes} bytes")
         for name, seconds in measure(here, plans, nbytes).items():
@@ -71,6 +74,8 @@ def measure(here: World, plans: list[Plan], nbytes: int) -> dict[str, float]:
     dtype = DTYPES["float32"]
     engine = engine_of(here)
     runs: dict[str, Callable[[], Any]] = {"mpi": partial(reduce_in_place, here, array, dtype, "sum", here.native.name)}
+    if here.shared_window() is not None:
+        runs[SHARED_MEMORY] = partial(reduce_in_place, here, array, dtype, "sum", SHARED_MEMORY)
     for plan in plans:
         runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"), segment_bytes=SEGMENT_BYTES)
     times: dict[str, list[float]] = {name: [] for name in runs}
