@@ -100,13 +100,6 @@ class Counter:
             self.sent_bytes += call.sent_bytes
             self.received_bytes += call.received_bytes
 
-    def add_uncounted(self, operation: str, seconds: float) -> None:
-        """Add a call whose bytes cannot be known, as `record` does."""
-        self.calls += 1
-        self.seconds += seconds
-        self.by_operation[operation] = self.by_operation.get(operation, 0) + 1
-        self.uncounted_calls += 1
-
 
 class Recorders(list[Recorder]):
     """Those that take the calls among some ranks.

@@ -26,7 +26,7 @@ FORMAT, VERSION = "hpctk-calibration", 1
 MPI_BELOW_BYTES = 16384
 #: The same on one node, where it may block: its memory beats messages of Python's at every size, and the memory that
 #: hpctk shares beats it once a tensor no longer fits into the cache.
-SHARED_FROM_BYTES = 2**23
+SHARED_FROM_BYTES = 2**24
 #: A call that returns at once is a call of MPI's own only up to here: polled, it takes several times as long as the
 #: same call that blocks, which is what was measured.
 POLLED_BELOW_BYTES = 65536

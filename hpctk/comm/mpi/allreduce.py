@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from hpctk.comm import buffers
 from hpctk.comm.buffers import DTYPES, Dtype
-from hpctk.comm.mpi.guard import may_block
+from hpctk.comm.mpi.guard import GUARD, may_block
 
 if TYPE_CHECKING:
     from hpctk.comm.mpi.world import MpiWorld
@@ -42,7 +42,7 @@ class MpiAllreduce:
 
     def __init__(self, world: MpiWorld) -> None:
         self._world, self._data, self._size = world, world.data, world.size
-        self._calls = world.guarded
+        self._calls, self._one_thread = world.guarded, world.one_thread
         self.blocks = may_block()
 
     def sums(self, dtype: Dtype) -> bool:
@@ -63,7 +63,14 @@ class MpiAllreduce:
             if not flags.c_contiguous or not flags.writeable:
                 return False
             memory, n = tensor, tensor.size
-        elif is_plain(tensor):
+        elif (
+            # Elements in host memory in C order, and nothing that only looks like it.
+            type(tensor).__module__ == "torch"
+            and tensor.is_cpu
+            and not tensor.requires_grad
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+        ):
             n = tensor.numel()
             # An array of numpy's over the same memory would take five times as long to make.
             memory = MPI.memory.fromaddress(tensor.data_ptr(), n * dtype.itemsize)
@@ -71,10 +78,14 @@ class MpiAllreduce:
             return False
         if n > buffers.COUNT_LIMIT:
             return False
-        with self._world.one_thread:
+        with self._one_thread:
             if self.blocks:
+                # As GuardedCalls.begin, without calling it.
                 calls = self._calls
-                calls.begin("MPI_Allreduce of a few elements" if n < MANY else f"MPI_Allreduce of {n} elements")
+                calls.number += 1
+                calls.operation = "MPI_Allreduce of a few elements" if n < MANY else f"MPI_Allreduce of {n} elements"
+                if GUARD.asleep or not calls.watched:
+                    GUARD.wake(calls)
                 try:
                     self._data.Allreduce(MPI.IN_PLACE, (memory, n, datatype), OPERATIONS[op])
                 except MPI.Exception as error:
@@ -115,17 +126,6 @@ class MpiAllreduce:
             finally:
                 self._calls.end()
         return MpiReduction(self._world, [])
-
-
-def is_plain(tensor: Any) -> bool:
-    """Return whether a tensor of torch's is its elements in host memory in C order, and nothing that looks like it."""
-    return (
-        type(tensor).__module__ == "torch"
-        and tensor.is_cpu
-        and not tensor.requires_grad
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    )
 
 
 class MpiReduction:

@@ -20,7 +20,6 @@ import threading
 import time
 import traceback
 import weakref
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
@@ -31,6 +30,7 @@ from hpctk.errors import PeerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hpctk.comm.agreement import OneThread
     from hpctk.comm.mpi.watchdog import Waiter, Watchdog
 
 #: Seconds between two looks.
@@ -55,6 +55,8 @@ class GuardedCalls:
         Of the same ranks.
     named : callable
         Returns how to name an operation in errors.
+    one_thread : OneThread
+        Held by the thread that makes them.
 
     Attributes
     ----------
@@ -66,21 +68,21 @@ class GuardedCalls:
 
     operation: str | None
 
-    def __init__(self, comm: MPI.Comm, watchdog: Watchdog, named: Callable[[str], str]) -> None:
-        self._comm, self._watchdog, self._named = comm, watchdog, named
+    def __init__(self, comm: MPI.Comm, watchdog: Watchdog, named: Callable[[str], str], one_thread: OneThread) -> None:
+        self._comm, self._watchdog, self._named, self._one_thread = comm, watchdog, named, one_thread
         self.number, self.operation = 0, None
-        self._seen = self._thread = 0
-        self._watched = False
+        #: Whether the guard knows of these calls.
+        self.watched = False
+        self._seen = 0
         self._waiter: Waiter | None = None
         self._error: PeerError | None = None
 
     def begin(self, operation: str) -> None:
         """Say that a call begins that may block; `end` must follow in any case."""
         self.number += 1
-        self._thread, self.operation = get_ident(), operation
-        if _guard.asleep or not self._watched:
-            self._watched = True
-            _guard.wake(self)
+        self.operation = operation
+        if GUARD.asleep or not self.watched:
+            GUARD.wake(self)
 
     def end(self) -> None:
         """Say that it is over."""
@@ -117,7 +119,7 @@ class GuardedCalls:
             self._comm.Revoke()
             return
         lines = [f"hpctk: rank {self._watchdog.rank} of {self._watchdog.size} ends the job:\n"]
-        frame = sys._current_frames().get(self._thread)
+        frame = sys._current_frames().get(self._one_thread.holder)
         if frame is not None:
             lines += ["Traceback (most recent call last):\n", *traceback.format_stack(frame)]
         # In one piece: other ranks write at the same time.
@@ -139,6 +141,7 @@ class Guard:
 
     def wake(self, calls: GuardedCalls) -> None:
         """Look after a call that begins while the guard is asleep, or has not been started yet."""
+        calls.watched = True
         with self._lock:
             self._calls.add(calls)
             if self._thread is None:
@@ -171,4 +174,4 @@ class Guard:
         self.asleep = False
 
 
-_guard = Guard()
+GUARD = Guard()

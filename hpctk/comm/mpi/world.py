@@ -78,7 +78,7 @@ class MpiWorld(World):
         self.nodes = self._find_nodes()
         self.gpu = self._agree_on_gpu()
         self.stager = Stager(self.gpu.aware)
-        self.guarded = GuardedCalls(self.data, self._watchdog, self.wait_name)
+        self.guarded = GuardedCalls(self.data, self._watchdog, self.wait_name, self.one_thread)
         self.native = MpiAllreduce(self)
         self.background = self._watchdog.background
         self.attached = {}
