@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+import hpctk
 from hpctk.cli.core.table import bytes_text, seconds_text, table
 from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.consensus import aggregate_in_place
@@ -24,7 +25,7 @@ from hpctk.collectives.tuning import auto
 from hpctk.comm.buffers import DTYPES
 from hpctk.comm.world import world
 from hpctk.schedules import build
-from hpctk.schedules.core.registry import names
+from hpctk.schedules.core.registry import SHARED_MEMORY, names
 
 FLOAT32 = DTYPES["float32"]
 #: launch/bench tells Open MPI to take its segmented ring for messages from this many bytes more than asked.
@@ -85,10 +86,16 @@ def contenders(here, nbytes):
     tensor = torch.from_numpy(data)
 
     def ours(schedule):
-        return lambda: reduce_in_place(here, tensor, FLOAT32, "mean", schedule)
+        # A sum, as the others': none of them forms a mean.
+        return lambda: reduce_in_place(here, tensor, FLOAT32, "sum", schedule)
 
     found = {f"plan:{name}": ours(name) for name in names("allreduce", with_nodes=True)}
+    if here.shares_memory:
+        found[SHARED_MEMORY] = ours(SHARED_MEMORY)
     found["auto"] = ours("auto")
+    found["auto:mean"] = lambda: reduce_in_place(here, tensor, FLOAT32, "mean", "auto")
+    found["mpi"] = ours("mpi")
+    found["hpctk.allreduce"] = lambda: hpctk.allreduce(tensor, op="sum")
     found["mpi:default"] = lambda: here.data.Allreduce(MPI.IN_PLACE, [data, MPI.FLOAT])
     if os.environ.get("HPCTK_BENCH_MPI_RING") == str(nbytes):
         found["mpi:ring"] = lambda: here.data.Allreduce(MPI.IN_PLACE, [longer, MPI.FLOAT])

@@ -57,12 +57,13 @@ def run(options: argparse.Namespace) -> int:
 
 def listed(options: argparse.Namespace) -> str:
     """Return all schedules with their kinds and a line on each."""
-    from hpctk.schedules.core.registry import SCHEDULES
+    from hpctk.schedules.core.registry import SCHEDULES, SHARED_MEMORY
 
     entries = [(name, entry.summary, list(entry.builders)) for name, entry in SCHEDULES.items()]
     if options.json:
         keys = ("name", "summary", "kinds")
         return json.dumps([dict(zip(keys, entry, strict=True)) for entry in entries], indent=2)
+    entries.append((SHARED_MEMORY, "through memory that all ranks share, without messages; on one node", ["allreduce"]))
     entries.append(("mpi", "MPI's own all-reduce; its bytes cannot be counted", ["allreduce"]))
     lines = [f"{name:<20} {summary}\n{'':<20} {', '.join(kinds)}" for name, summary, kinds in entries]
     lines.append(f"{'auto':<20} the fastest of these, by calibration (hpctk calibrate) or by price")

@@ -10,15 +10,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hpctk.collectives.engine.elements import elements
-from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.engine.engine import Engine, engine_of
 from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
 from hpctk.comm.buffers import Dtype
 from hpctk.comm.collective import collective
+from hpctk.comm.shared_window import SharedWindow
 from hpctk.comm.world import World, world
 from hpctk.errors import SettingError
+from hpctk.schedules.core.registry import SHARED_MEMORY
 from hpctk.telemetry.recorder import Call
 
 if TYPE_CHECKING:
@@ -84,31 +88,45 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
 
     In place.
     """
-    nbytes = _nbytes(tensor, dtype)
-    if nbytes <= FEW_BYTES and schedule in (here.native.name, "auto"):
-        chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
+    # The short way: for a few bytes every call of Python counts.
+    n = tensor.size if isinstance(tensor, np.ndarray) else tensor.numel()
+    nbytes = n * dtype.itemsize
+    attached = here.attached
+    native, engine = here.native, attached.get(Engine) or engine_of(here)
+    if schedule == "auto":
+        choice = attached.get(auto.Choice)
+        chosen = choice.summing.get(nbytes) if choice is not None and op != "max" else None
+        schedule = chosen or _choose(here, nbytes, dtype, op)
+    at_once = not engine.running
+    if at_once and schedule == native.name:
         began = time.perf_counter()
-        if chosen == here.native.name and here.native.allreduce_small(tensor, dtype, op):
-            call = _opened(here, nbytes // dtype.itemsize, dtype)
-            call.began_s = began
-            _report(here, call, time.perf_counter() - began)
+        if native.allreduce_at_once(tensor, dtype, op):
+            engine.report_allreduce(schedule, n, dtype.itemsize, began)
             return tensor
     # One span, so that bringing the result home belongs to the call, too.
-    with engine_of(here).span():
-        return start_in_place(here, tensor, dtype, op, schedule).wait()
+    with engine.span():
+        return start_in_place(here, tensor, dtype, op, schedule, at_once=at_once).wait()
 
 
-def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: str, lane: int | None = None) -> Handle:
+def start_in_place(
+    here: World, tensor: Any, dtype: Dtype, op: str, schedule: str, lane: int | None = None, *, at_once: bool = False
+) -> Handle:
     """Start replacing `tensor`, which all ranks know to be alike, by its reduction.
 
     Collective over the communicator. In place; waiting returns `tensor`. With a reserved `lane` of the engine ranks
-    may start it in different orders; the library's own all-reduce cannot do that, a plan is taken instead.
+    may start it in different orders; the library's own all-reduce cannot do that, a plan is taken instead. `at_once`
+    says that nothing else is under way and that the caller waits next.
     """
     nbytes = _nbytes(tensor, dtype)
-    chosen = _choose(here, nbytes, dtype, op) if schedule == "auto" else schedule
+    chosen = _choose(here, nbytes, dtype, op, "iallreduce") if schedule == "auto" else schedule
     if chosen == here.native.name and lane is None and here.native.sums(dtype):
-        return _start_own(here, tensor, dtype, op)
-    if chosen == here.native.name:
+        return _start_own(here, tensor, dtype, op, at_once)
+    if chosen == SHARED_MEMORY and lane is None:
+        auto.check(here, "allreduce", chosen)
+        window = here.shared_window()
+        if window is not None:
+            return _start_shared(here, window, tensor, dtype, op)
+    if chosen in (here.native.name, SHARED_MEMORY):
         chosen = "recursive_doubling" if nbytes <= FEW_BYTES else "ring"
     plan = auto.plan_for(here, "allreduce", nbytes, chosen)
     engine = engine_of(here)
@@ -124,20 +142,44 @@ def start_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: st
         return engine.handle(plan, elements(flat, dtype, op, here.size), finish, lane=lane)
 
 
-def _start_own(here: World, tensor: Any, dtype: Dtype, op: str) -> Handle:
+def _start_shared(here: World, window: SharedWindow, tensor: Any, dtype: Dtype, op: str) -> Handle:
+    engine = engine_of(here)
+    with engine.span() as span:
+        with span.staging():
+            flat = here.stager.to_comm(tensor, stage=True)
+        run = engine.start_shared(window, flat, dtype, op)
+        name = f"{SHARED_MEMORY} allreduce of {len(flat)} elements"
+
+        def is_done() -> bool:
+            engine.progress()
+            return run.done
+
+        def wait() -> Any:
+            engine.complete(run, name)
+            with engine.staging():
+                here.stager.from_comm(tensor, flat)
+            return tensor
+
+        return Handle(name, is_done, wait)
+
+
+def _start_own(here: World, tensor: Any, dtype: Dtype, op: str, at_once: bool) -> Handle:
     flat = here.stager.to_comm(tensor, stage=True)
     wide = flat
     if dtype.widened:
         wide = flat.float() if buffers.is_torch(flat) else flat.astype("float32")
+    began = time.perf_counter()
     call = _opened(here, len(flat), dtype)
-    reduction = here.native.start(wide, dtype, op)
+    reduction = here.native.start(wide, dtype, op, at_once=at_once)
+    started_s = time.perf_counter() - began
     n = len(flat)
     name = f"{here.native.title} of {n} elements"
 
     def wait() -> Any:
         began = time.perf_counter()
         reduction.wait(name)
-        _report(here, call, time.perf_counter() - began)
+        # A call that blocks is over before it is waited for.
+        _report(here, call, time.perf_counter() - began + (started_s if at_once else 0.0))
         result = wide / here.size if op == "mean" else wide
         if result is not flat:
             flat[...] = result.to(flat.dtype) if buffers.is_torch(result) else result
@@ -159,8 +201,8 @@ def _report(here: World, call: Call, waiting_s: float) -> None:
     engine.report(call)
 
 
-def _choose(here: World, nbytes: int, dtype: Dtype, op: str) -> str:
-    chosen = auto.choose(here, "allreduce", nbytes)
+def _choose(here: World, nbytes: int, dtype: Dtype, op: str, kind: str = "allreduce") -> str:
+    chosen = auto.choose(here, kind, nbytes)
     # The library's maximum of a number and NaN is the one or the other; ours is NaN.
     loses_nan = chosen == here.native.name and op == "max" and "float" in dtype.unit
     return "recursive_doubling" if loses_nan else chosen

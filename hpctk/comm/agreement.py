@@ -209,6 +209,11 @@ class OneThread:
         self._thread = self._depth = 0
         self._driving = False
 
+    @property
+    def holder(self) -> int:
+        """The thread inside, 0 where there is none."""
+        return self._thread
+
     def __enter__(self) -> None:
         me = get_ident()
         if self._thread == me:

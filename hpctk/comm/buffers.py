@@ -219,6 +219,15 @@ def plain_array(tensor: Any) -> Any:
     return tensor if tensor.flags.c_contiguous and tensor.flags.writeable else None
 
 
+def divide(values: Any, size: int) -> None:
+    """Divide an array of floats by the number of ranks, in place."""
+    if size & (size - 1):
+        values /= size
+    else:
+        # The same bits as a division's, in a fraction of its time: the inverse is exact.
+        np.multiply(values, values.dtype.type(1 / size), out=values)
+
+
 def chunks(n: int) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) that cover n elements, none longer than COUNT_LIMIT."""
     for start in range(0, n, COUNT_LIMIT):

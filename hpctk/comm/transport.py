@@ -67,20 +67,24 @@ class NativeAllreduce(Protocol):
     name: str
     #: The library's name for it.
     title: str
+    #: Whether it blocks, and is faster for it, where a caller has nothing else under way.
+    blocks: bool
 
     def sums(self, dtype: Dtype) -> bool:
         """Return whether it can reduce this dtype."""
 
-    def allreduce_small(self, tensor: Any, dtype: Dtype, op: str) -> bool:
-        """Reduce a plain contiguous host tensor in place at once; return False where it is not one.
+    def allreduce_at_once(self, tensor: Any, dtype: Dtype, op: str) -> bool:
+        """Reduce a plain contiguous host tensor in place; return False where it is not one.
 
-        Collective over the communicator. The short way for a few bytes, where every call of Python counts.
+        Collective over the communicator. The short way, for callers that have nothing else under way: for a few bytes
+        every call of Python counts, for many the library is fastest in a call that blocks.
         """
 
-    def start(self, flat: Any, dtype: Dtype, op: str) -> Reduction:
+    def start(self, flat: Any, dtype: Dtype, op: str, *, at_once: bool = False) -> Reduction:
         """Start replacing flat host memory by its sum (or max) over all ranks.
 
-        Collective over the communicator. In place. dtypes that are `widened` come as float32.
+        Collective over the communicator. In place. dtypes that are `widened` come as float32. `at_once` says that
+        nothing else is under way and that the caller is going to wait.
         """
 
 

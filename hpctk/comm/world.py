@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hpctk.comm.agreement import Agreement, OneThread
 from hpctk.comm.buffers import Stager
 from hpctk.comm.gpu import GpuAware
+from hpctk.comm.shared_window import SharedWindow
 from hpctk.comm.transport import NativeAllreduce, Transport
 from hpctk.errors import SettingError
 
@@ -79,6 +80,18 @@ class World(Agreement):
     @abstractmethod
     def transport(self) -> Transport:
         """Return what moves bytes between these ranks."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether a `shared_window` is to be had: all ranks lie on one node, and MPI joins them."""
+        return False
+
+    def shared_window(self) -> SharedWindow | None:
+        """Return the memory that these ranks share, made at the first call; None where it cannot be had.
+
+        Collective over the communicator at the first call.
+        """
+        return None
 
 
 def world(comm: Comm | None = None) -> World:

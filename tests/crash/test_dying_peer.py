@@ -18,7 +18,14 @@ PROGRAM = """
 
 # A plain "mpi" as an id would be taken for the marker of that name.
 @pytest.mark.parametrize(
-    "schedule", ["ring", pytest.param("rotation", marks=pytest.mark.full), "mpi"], ids="by {}".format
+    "schedule",
+    [
+        "ring",
+        pytest.param("rotation", marks=pytest.mark.full),
+        pytest.param("shared_memory", marks=pytest.mark.full),
+        "mpi",
+    ],
+    ids="by {}".format,
 )
 def test_killed_in_mid_collective(tmp_path, schedule):
     program = PROGRAM.format(schedule=schedule, deed="os.kill(os.getpid(), signal.SIGKILL)")
@@ -29,7 +36,9 @@ def test_killed_in_mid_collective(tmp_path, schedule):
     assert "rank 2" in ended.output or "KILLED BY SIGNAL: 9" in ended.output.upper() or "RANK 2" in ended.output.upper()
 
 
-@pytest.mark.parametrize("schedule", ["ring", pytest.param("halving_doubling", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "schedule", ["ring", pytest.param("halving_doubling", marks=pytest.mark.full), "shared_memory"]
+)
 def test_stuck_in_mid_collective(tmp_path, schedule):
     ended = run_ranks(3, PROGRAM.format(schedule=schedule, deed="time.sleep(1000)"), tmp_path, HPCTK_TIMEOUT_S="4")
     assert ended.code != 0

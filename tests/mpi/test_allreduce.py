@@ -10,7 +10,7 @@ from hpctk.comm import buffers
 from hpctk.errors import HpctkError, MismatchError, SettingError, TensorError
 from hpctk.schedules.core.registry import names
 
-SCHEDULES = ["mpi", *names("allreduce", with_nodes=True)]
+SCHEDULES = ["mpi", "shared_memory", *names("allreduce", with_nodes=True)]
 
 
 def values_of(rank, n, seed=0):

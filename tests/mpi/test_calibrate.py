@@ -24,9 +24,20 @@ def test_all_ranks_measure_the_same(world, restored, monkeypatch):
     monkeypatch.setattr(calibrate, "SIZES", (8, 4096, 262144))
     found = calibrate.calibrate(world)
     world.agree("calibration", [("text", found.to_json())])
-    assert set(found.measured) == {"mpi", *names("allreduce", with_nodes=True)}
+    shared = {"shared_memory"} if world.shares_memory else set()
+    assert set(found.measured) == {"mpi", *shared, *names("allreduce", with_nodes=True)}
     assert all(seconds >= 0 for points in found.measured.values() for _, seconds in points)
     assert Calibration.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(("slow", "chosen"), [((), 983040), (("ring",), 61440), (("halving_doubling",), 61440)])
+def test_long_messages_are_chosen_where_no_schedule_loses_by_them(world, monkeypatch, slow, chosen):
+    def took(here, run):
+        plan, long = run.args[0].name, run.keywords["segment_bytes"] > 100_000
+        return 1.0 if not long else 2.0 if plan in slow else 1e5 / run.keywords["segment_bytes"]
+
+    monkeypatch.setattr(calibrate, "timed", took)
+    assert calibrate.best_segment(world) == (chosen if world.size > 1 else 61440)
 
 
 def test_auto_takes_what_was_measured_fastest(world, restored):

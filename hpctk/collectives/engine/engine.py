@@ -15,14 +15,18 @@ import numpy as np
 
 from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.handle import Handle
-from hpctk.collectives.engine.plan_run import DenseRun, Kept, PlanRun
+from hpctk.collectives.engine.plan_run import DenseRun, Kept, Run
 from hpctk.collectives.engine.ragged_run import RaggedBlocks, RaggedRun
+from hpctk.collectives.engine.shared_memory_run import SharedMemoryRun
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
 from hpctk.comm.agreement import OneThread
+from hpctk.comm.buffers import Dtype
+from hpctk.comm.shared_window import SharedWindow
 from hpctk.comm.transport import Transport
 from hpctk.comm.world import World
 from hpctk.schedules.core.plan import Plan, bounds
+from hpctk.schedules.core.registry import SHARED_MEMORY
 from hpctk.telemetry.recorder import Call, Counter, Recorder, Recorders, Span, dense_sent
 from hpctk.telemetry.traffic import Traffic
 
@@ -41,7 +45,7 @@ FLIGHT = 24
 class Entry(NamedTuple):
     """A run under way, and who records it when it is over."""
 
-    run: PlanRun
+    run: Run
     call: Call
     recorders: list[Recorder]
     span: Span | None
@@ -67,9 +71,10 @@ class Engine:
         self.recorders = Recorders() if recorders is None else recorders
         self.recorders.append(self.counter)
         self._span: Span | None = None
-        self._running: list[Entry] = []
+        #: What is under way.
+        self.running: list[Entry] = []
         self._started = 0
-        self._lanes: dict[int, PlanRun] = {}
+        self._lanes: dict[int, Run] = {}
         self._workspaces: dict[str, Any] = {}
         # One half of the tags for runs in order, the other for those with a lane of their own.
         self._half = (transport.tag_limit + 1) // 2
@@ -105,6 +110,19 @@ class Engine:
             began = time.perf_counter()
             run = DenseRun(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
             self._add(run, call, in_order=lane is None)
+            self.recorders.exposed_s += time.perf_counter() - began
+            self._retire()
+        return run
+
+    def start_shared(self, window: SharedWindow, flat: Any, dtype: Dtype, op: str) -> SharedMemoryRun:
+        """Start an all-reduce of flat host memory through a shared window, in place. Collective over the ranks."""
+        with self.one_thread:
+            n = len(flat)
+            call = self.opened_array("allreduce", SHARED_MEMORY, n, dtype.itemsize, own=n)
+            began = time.perf_counter()
+            run = SharedMemoryRun(window, flat, dtype, op, self._traffic())
+            self._add(run, call, in_order=False)
+            run.progress()
             self.recorders.exposed_s += time.perf_counter() - began
             self._retire()
         return run
@@ -189,8 +207,8 @@ class Engine:
     def _longest(self, segment_bytes: int | None) -> int:
         return min(segment_bytes or self._segment_bytes(), buffers.COUNT_LIMIT)
 
-    def _add(self, run: PlanRun, call: Call, *, in_order: bool) -> None:
-        self._running.append(Entry(run, call, list(self.recorders), self._span))
+    def _add(self, run: Run, call: Call, *, in_order: bool) -> None:
+        self.running.append(Entry(run, call, list(self.recorders), self._span))
         if in_order:
             self._lanes[(self._started - 1) % LANES] = run
 
@@ -231,19 +249,19 @@ class Engine:
 
     def progress(self, *, wait: bool = False) -> bool:
         """Drive all runs; return whether any made progress. With `wait` a single run may wait for a message."""
-        if not self._running:
+        if not self.running:
             # Asked while a rank waits for something else: at once, without a look at threads.
             return False
         with self.one_thread:
             # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
-            alone = wait and len(self._running) == 1
-            moved = [entry.run.progress(wait=alone) for entry in self._running]
+            alone = wait and len(self.running) == 1
+            moved = [entry.run.progress(wait=alone) for entry in self.running]
             if any(moved):
                 self._retire()
                 return True
             return False
 
-    def complete(self, run: PlanRun, operation: str) -> None:
+    def complete(self, run: Run, operation: str) -> None:
         """Return once `run` is done; PeerError at the deadline."""
         if run.done:
             return
@@ -266,10 +284,10 @@ class Engine:
                 self.recorders.exposed_s += time.perf_counter() - began
 
     def _retire(self) -> None:
-        done = [entry for entry in self._running if entry.run.done]
+        done = [entry for entry in self.running if entry.run.done]
         if not done:
             return
-        self._running = [entry for entry in self._running if not entry.run.done]
+        self.running = [entry for entry in self.running if not entry.run.done]
         # A run that is over must not keep its tensor in memory.
         self._lanes = {lane: run for lane, run in self._lanes.items() if not run.done}
         now = time.perf_counter()
@@ -333,6 +351,31 @@ class Engine:
         """Record a call that was `opened` and is over now."""
         call.seconds = time.perf_counter() - call.began_s
         _emit(call, self.recorders, self._span)
+
+    def report_allreduce(self, schedule: str, n: int, itemsize: int, began_s: float) -> None:
+        """Record an all-reduce of n elements by a library of which only the duration is known; it is over now.
+
+        As `opened_array` and `report`, in fewer calls of Python: for all-reduces of a few bytes they are what counts.
+        """
+        seconds = time.perf_counter() - began_s
+        recorders, span = self.recorders, self._span
+        recorders.exposed_s += seconds
+        if span is None and len(recorders) == 1:
+            counter = self.counter
+            counter.calls += 1
+            counter.uncounted_calls += 1
+            counter.seconds += seconds
+            counter.by_operation["allreduce"] = counter.by_operation.get("allreduce", 0) + 1
+            return
+        nbytes = n * itemsize
+        call = Call(
+            operation="allreduce", schedule=schedule, payload_bytes=nbytes, began_s=began_s, seconds=seconds,
+            waiting_s=seconds, elements=n, dense_bytes=nbytes,
+            dense_sent_bytes=dense_sent("allreduce", nbytes, self.transport.size),
+        )  # fmt: skip
+        if span is not None:
+            span.open(call, self.transport.size, overhead=False)
+        _emit(call, recorders, span)
 
     def count(self, peer: int, sent_bytes: int, received_bytes: int, messages: int = 1) -> None:
         """Count messages to and from a peer that did not go through a plan, each of so many bytes."""

@@ -100,10 +100,8 @@ class Flight:
         return landed
 
 
-class PlanRun(ABC):
-    """One rank's part of a plan being run: what sends and receives have in common, whatever they carry.
-
-    Made and driven by the Engine. At most `flight` sends are under way at once; messages are counted in `traffic`.
+class Run(ABC):
+    """One rank's part of a collective under way. Made and driven by the Engine.
 
     Attributes
     ----------
@@ -112,12 +110,7 @@ class PlanRun(ABC):
         Seconds the caller waited for nothing but this; seconds spent on what came in.
     """
 
-    def __init__(self, transport: Transport, flight: int, traffic: Sequence[Traffic]) -> None:
-        self._transport, self._flight, self._traffic = transport, flight, traffic
-        self._exhausted = False
-        self._sending, self._receiving = Flight(), Flight()
-        self._ready: list[tuple[int, int, Any]] = []
-        self._queued = 0
+    def __init__(self) -> None:
         self.sent_bytes = self.received_bytes = self.messages = 0
         self.waiting_s = self.combining_s = 0.0
 
@@ -132,6 +125,25 @@ class PlanRun(ABC):
 
         With `wait` it may wait for a message, where that is cheaper than asking.
         """
+
+    @abstractmethod
+    def peers(self) -> list[int]:
+        """Return the ranks this run waits for."""
+
+
+class PlanRun(Run):
+    """One rank's part of a plan being run: what sends and receives have in common, whatever they carry.
+
+    At most `flight` sends are under way at once; messages are counted in `traffic`.
+    """
+
+    def __init__(self, transport: Transport, flight: int, traffic: Sequence[Traffic]) -> None:
+        super().__init__()
+        self._transport, self._flight, self._traffic = transport, flight, traffic
+        self._exhausted = False
+        self._sending, self._receiving = Flight(), Flight()
+        self._ready: list[tuple[int, int, Any]] = []
+        self._queued = 0
 
     @abstractmethod
     def _outgoing(self, item: Any) -> Any:

@@ -10,19 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpctk.collectives.tuning.calibration import Calibration, read
+from hpctk.collectives.tuning.calibration import POLLED_BELOW_BYTES, Calibration, read
 from hpctk.comm import environment
 from hpctk.comm.world import World
+from hpctk.errors import SettingError
 from hpctk.schedules import Plan, build, cached_plan
+from hpctk.schedules.core.registry import SHARED_MEMORY
 from hpctk.schedules.cost.machine import Machine
 
 
 @dataclass
 class Choice:
-    """A calibration, and what was chosen by it so far: (kind, bytes) -> schedule."""
+    """A calibration, and what was chosen by it so far: (kind, bytes) -> schedule.
+
+    `summing` are the same choices for sums and means as names on these ranks: bytes -> schedule.
+    """
 
     calibration: Calibration
     chosen: dict[tuple[str, int], str] = field(default_factory=dict)
+    summing: dict[int, str] = field(default_factory=dict)
 
 
 def current(here: World) -> Choice:
@@ -64,7 +70,10 @@ def machine(here: World) -> Machine:
 
 def check(here: World, kind: str, schedule: str) -> None:
     """Raise SettingError where a schedule is not known on these ranks."""
-    if schedule not in ("auto", here.native.name):
+    if schedule == SHARED_MEMORY and kind == "allreduce":
+        if not here.shares_memory and here.size > 1:
+            raise SettingError(f"schedule={schedule!r}: needs all ranks on one node, joined by MPI")
+    elif schedule not in ("auto", here.native.name):
         build(schedule, kind, here.size, nodes=here.nodes)
 
 
@@ -82,7 +91,14 @@ def choose(here: World, kind: str, nbytes: int) -> str:
     choice = current(here)
     schedule = choice.chosen.get((kind, nbytes))
     if schedule is None:
-        schedule = choice.calibration.best(kind, here.size, nbytes, here.nodes)
+        # The window is memory, too: not for those who never reduce more than a few bytes.
+        shares = here.shares_memory and (nbytes < POLLED_BELOW_BYTES or here.shared_window() is not None)
+        schedule = choice.calibration.best(
+            kind, here.size, nbytes, here.nodes, shares_memory=shares, blocks=here.native.blocks
+        )
         choice.chosen[kind, nbytes] = schedule
     # What is called "mpi" in calibrations and checkpoints is the library's own, whichever library that is here.
-    return here.native.name if schedule == "mpi" else schedule
+    name = here.native.name if schedule == "mpi" else schedule
+    if kind == "allreduce":
+        choice.summing[nbytes] = name
+    return name

@@ -1,13 +1,15 @@
 """Measuring the machine: a minute at most on the user's own ranks.
 
-Every schedule and MPI's own all-reduce run at several sizes, interleaved, and the medians are kept.
+Every schedule, MPI's own all-reduce and, on one node, that through shared memory run at several sizes, as users' calls
+run them, interleaved, and the medians are kept.
 The figures of the cost model come from the same runs:
 
 - latency_s: an 8-byte recursive doubling, over its rounds;
 - message_s: many small segments round a ring, over their number;
 - byte_s: the ring, which has the network for itself in both directions, at the largest size;
 - exchange_factor: halving-doubling, whose pairs talk both ways at once, at the largest size;
-- combine_byte_s: adding two arrays on this rank.
+- combine_byte_s: adding two arrays on this rank;
+- segment_bytes: the best of three for ring and halving-doubling, with which all plans are measured then.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from hpctk.collectives.tuning.calibration import Calibration, Points, layout_of
 from hpctk.comm.buffers import DTYPES
 from hpctk.comm.world import World
 from hpctk.schedules import Plan, build, recursive_doubling, ring
-from hpctk.schedules.core.registry import names
+from hpctk.schedules.core.registry import SHARED_MEMORY, names
 from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import price, site
 
@@ -38,22 +40,31 @@ LARGE = 2**18
 #: The largest size is the first whose ring takes longer than this.
 LONG_S = 0.25
 REPEATS = 5
+#: Lengths of messages that are tried, on tensors of PROBE_BYTES; another than the first must take less than WORTH of
+#: its time.
+SEGMENTS = (SEGMENT_BYTES, 4 * SEGMENT_BYTES, 16 * SEGMENT_BYTES)
+PROBE_BYTES = 2**22
+WORTH = 0.93
 Report = Callable[[str], None]
 
 
 def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
     """Measure and return the calibration, the same on every rank. Collective over the communicator."""
     plans = [build(name, "allreduce", here.size, nodes=here.nodes) for name in names("allreduce", with_nodes=True)]
-    measured: dict[str, list[tuple[int, float]]] = {name: [] for name in ("mpi", *(plan.name for plan in plans))}
+    measured: dict[str, list[tuple[int, float]]] = {"mpi": [], **{plan.name: [] for plan in plans}}
+    if here.shared_window() is not None:
+        measured[SHARED_MEMORY] = []
+    report("the length of messages")
+    segment_bytes = best_segment(here)
     for nbytes in SIZES:
         report(f"all-reduces of {nbytes} bytes")
-        for name, seconds in measure(here, plans, nbytes).items():
+        for name, seconds in measure(here, plans, nbytes, segment_bytes).items():
             measured[name].append((nbytes, seconds))
         if measured["ring"][-1][1] > LONG_S:
             break
     points: dict[str, Points] = {name: tuple(row) for name, row in measured.items()}
     report("latency, messages, adding")
-    machine = figures(here, points)
+    machine = replace(figures(here, points), segment_bytes=segment_bytes)
     inside = site(machine, here.nodes)
     factors = {
         plan.name: tuple(
@@ -65,14 +76,37 @@ def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
     return Calibration(machine, factors, layout_of(here.nodes), points)
 
 
-def measure(here: World, plans: list[Plan], nbytes: int) -> dict[str, float]:
+def best_segment(here: World) -> int:
+    """Return the length of messages to use: another than SEGMENT_BYTES only where ring and pairs are both faster by it.
+
+    Collective over the communicator. A ring likes long messages on most networks; pairs that send to each other at once
+    lose half of their speed by them over TCP.
+    """
+    if here.size == 1:
+        return SEGMENT_BYTES
+    plans = [ring.allreduce(here.size), build("halving_doubling", "allreduce", here.size)]
+    array, engine = np.zeros(PROBE_BYTES // 4, np.float32), engine_of(here)
+    times: dict[tuple[int, int], list[float]] = {(i, n): [] for i in range(len(plans)) for n in SEGMENTS}
+    for _ in range(REPEATS):
+        for i, segment_bytes in times:
+            run = partial(engine.run, plans[i], InPlace(array, 4, "float32"), segment_bytes=segment_bytes)
+            times[i, segment_bytes].append(timed(here, run))
+    # The same on every rank: the times are those of the slowest.
+    gains = {n: max(median(times[i, n]) / median(times[i, SEGMENT_BYTES]) for i in range(len(plans))) for n in SEGMENTS}
+    best = min(gains, key=lambda n: gains[n])
+    return best if gains[best] < WORTH else SEGMENT_BYTES
+
+
+def measure(here: World, plans: list[Plan], nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> dict[str, float]:
     """Return the median seconds of every plan and of MPI for one size, as the slowest rank saw it."""
     array = np.zeros(max(1, nbytes // 4), np.float32)
     dtype = DTYPES["float32"]
     engine = engine_of(here)
     runs: dict[str, Callable[[], Any]] = {"mpi": partial(reduce_in_place, here, array, dtype, "sum", here.native.name)}
+    if here.shared_window() is not None:
+        runs[SHARED_MEMORY] = partial(reduce_in_place, here, array, dtype, "sum", SHARED_MEMORY)
     for plan in plans:
-        runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"), segment_bytes=SEGMENT_BYTES)
+        runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"), segment_bytes=segment_bytes)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(REPEATS + 1):
         for name, run in runs.items():

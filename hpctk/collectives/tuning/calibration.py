@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -17,12 +17,19 @@ from typing import Any
 
 from hpctk.errors import SettingError
 from hpctk.schedules.core.plan import Plan
+from hpctk.schedules.core.registry import SHARED_MEMORY
 from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import best, price, site
 
 FORMAT, VERSION = "hpctk-calibration", 1
 #: Uncalibrated: below this many bytes MPI's own all-reduce is hard to beat from Python.
 MPI_BELOW_BYTES = 16384
+#: The same on one node, where it may block: its memory beats messages of Python's at every size, and the memory that
+#: hpctk shares beats it once a tensor no longer fits into the cache.
+SHARED_FROM_BYTES = 2**24
+#: A call that returns at once is a call of MPI's own only up to here: polled, it takes several times as long as the
+#: same call that blocks, which is what was measured.
+POLLED_BELOW_BYTES = 65536
 
 Nodes = Sequence[Sequence[int]]
 Points = tuple[tuple[int, float], ...]
@@ -53,14 +60,33 @@ class Calibration:
         """Return the predicted time of a plan on ranks that lie on `nodes` (one each where not given)."""
         return price(plan, nbytes, site(self.machine, nodes)) * self._factor(nbytes, plan)
 
-    def best(self, kind: str, size: int, nbytes: int, nodes: Nodes) -> str:
-        """Return the name of the schedule to use; "mpi" for MPI's own all-reduce."""
-        if kind == "allreduce" and self.measured and layout_of(nodes) == self.layout:
-            return min(self.measured, key=lambda name: interpolate(self.measured[name], nbytes))
-        if kind == "allreduce" and nbytes < MPI_BELOW_BYTES:
-            return "mpi"
+    def best(
+        self, kind: str, size: int, nbytes: int, nodes: Nodes, *, shares_memory: bool = False, blocks: bool = False
+    ) -> str:
+        """Return the name of the schedule to use; "mpi" for MPI's own all-reduce.
+
+        An "iallreduce" is an all-reduce that returns at once. `shares_memory` says whether the ranks can share memory,
+        `blocks` whether MPI's own blocks where nothing returns at once.
+        """
+        if kind in ("allreduce", "iallreduce"):
+            left_out = set() if shares_memory else {SHARED_MEMORY}
+            if blocks and kind == "iallreduce" and nbytes >= POLLED_BELOW_BYTES:
+                left_out.add("mpi")
+            known = self._reduces_best(nbytes, nodes, left_out, blocks)
+            if known:
+                return known
         correct = partial(self._factor, nbytes)
-        return best(kind, size, nbytes, self.machine, nodes, correct)[0]
+        return best("allreduce" if kind == "iallreduce" else kind, size, nbytes, self.machine, nodes, correct)[0]
+
+    def _reduces_best(self, nbytes: int, nodes: Nodes, left_out: Container[str], blocks: bool) -> str:
+        """Return the best all-reduce that is known without asking the cost model, "" where there is none."""
+        if self.measured and layout_of(nodes) == self.layout:
+            names = [name for name in self.measured if name not in left_out]
+            return min(names, key=lambda name: interpolate(self.measured[name], nbytes))
+        below = SHARED_FROM_BYTES if blocks and SHARED_MEMORY not in left_out else MPI_BELOW_BYTES
+        if nbytes < below and "mpi" not in left_out:
+            return "mpi"
+        return "" if SHARED_MEMORY in left_out else SHARED_MEMORY
 
     def _factor(self, nbytes: int, plan: Plan) -> float:
         return factor_at(self.factors.get(plan.name, ()), nbytes)

@@ -13,8 +13,10 @@ WATCHED*P messages, not P*P.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,15 +35,25 @@ GRACE_S = 3.0
 LOOKS = 8
 #: Seconds before the first pause: a message on its way is not worth giving up the core for.
 SPIN_S = 1e-3
+#: Seconds for which nothing but the messages waited for is looked at.
+FEW_S = 5e-5
 NAP_S = 5e-5
 #: Seconds between two looks for questions of others: each costs as much as a look for a message.
 LISTEN_S = 5e-3
+
+#: What Open MPI tells its processes where communicators can be revoked.
+FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
 
 #: Returns the ranks that a wait depends on; asked only when it has lasted.
 Peers = Callable[[], Iterable[int]]
 
 QUESTION, ANSWER, FAREWELL, GAVE_UP = 1, 2, 3, 4
 TEXT_BYTES = 240
+
+
+def fault_tolerant() -> bool:
+    """Return whether the job was started such that MPI outlives a rank (`mpirun --with-ft ulfm`)."""
+    return os.environ.get(FAULT_TOLERANCE, "").lower() in ("1", "true", "yes", "enabled")
 
 
 class Waiter:
@@ -76,14 +88,47 @@ class Waiter:
             os.sched_yield()
             return
         time.sleep(NAP_S)
-        if now >= self._next_listen:
-            self._watchdog.listen(self._operation)
-            self._next_listen = now + LISTEN_S
-        last = now >= self._began + self._watchdog.timeout_s
-        if last or now >= self._next_question:
-            self._peer_left = self._watchdog.question(peers(), self._operation, last, sure=self._peer_left)
-            wait_s = GRACE_S if self._peer_left else self._watchdog.patience_s
-            self._next_question = time.monotonic() + wait_s
+        self.look(now, peers)
+
+    def look(self, now: float, peers: Peers = tuple, going_on: Callable[[], bool] = lambda: True) -> None:
+        """Listen and ask where it is time to; PeerError where waiting is in vain.
+
+        `going_on` returns whether this still waits, where it is another thread that does.
+        """
+        watchdog = self._watchdog
+        if not self._began:
+            self._began = self._next_listen = now
+            self._next_question = now + watchdog.patience_s
+        last = now >= self._began + watchdog.timeout_s
+        if not last and now < self._next_listen and now < self._next_question:
+            return
+        try:
+            # The guard's thread may be at it for a call that has just ended.
+            with watchdog.lock:
+                watchdog.listen(self._operation)
+                self._next_listen = now + LISTEN_S
+                if last or now >= self._next_question:
+                    self._peer_left = watchdog.question(
+                        peers(), self._operation, last, sure=self._peer_left, going_on=going_on
+                    )
+                    wait_s = GRACE_S if self._peer_left else watchdog.patience_s
+                    self._next_question = time.monotonic() + wait_s
+        except MPI.Exception as error:
+            raise watchdog.failure(error, self._operation) from error
+
+
+def spun(requests: Sequence[MPI.Request]) -> bool:
+    """Look at requests for a moment, in as few calls of Python as can be; return whether all are complete."""
+    test = requests[0].Test if len(requests) == 1 else partial(MPI.Request.Testall, requests)
+    for _ in range(LOOKS):
+        if test():
+            return True
+    until = time.monotonic() + FEW_S
+    while time.monotonic() < until:
+        os.sched_yield()
+        if test():
+            return True
+    return False
 
 
 class Watchdog:
@@ -107,6 +152,8 @@ class Watchdog:
         self.gave_up: dict[int, str] = {}
         #: Work to go on with while waiting; each returns whether it got something done.
         self.background: list[Callable[[], bool]] = []
+        #: Held by the thread that asks and listens.
+        self.lock = threading.RLock()
         self._on_missing = on_missing
         self._number = 0
         self._outgoing: list[tuple[MPI.Request, Any]] = []
@@ -122,13 +169,15 @@ class Watchdog:
         peers : iterable of int
             Ranks the requests depend on; all ranks where empty.
         """
-        # A few looks before anything else: most waits of a few bytes end here.
-        for _ in range(LOOKS):
-            if MPI.Request.Testall(requests):
+        try:
+            # A few looks before anything else: most waits of a few bytes end here.
+            if spun(requests):
                 return
-        waiter = self.waiter(operation)
-        while not MPI.Request.Testall(requests):
-            waiter.pause(lambda: peers)
+            waiter = self.waiter(operation)
+            while not MPI.Request.Testall(requests):
+                waiter.pause(lambda: peers)
+        except MPI.Exception as error:
+            raise self.failure(error, operation) from error
 
     def work(self) -> bool:
         """Go on with everything in the background; return whether anything got done."""
@@ -146,15 +195,54 @@ class Watchdog:
         """Return what a rank does while it waits."""
         return Waiter(self, operation)
 
-    def question(self, peers: Iterable[int], operation: str, last: bool, *, sure: bool) -> bool:
+    def failure(self, error: MPI.Exception, operation: str) -> PeerError:
+        """Return what to raise where MPI itself ends an operation with an error: who has died, where MPI knows."""
+        text = f"rank {self.rank} of {self.size}: MPI says {error.Get_error_string()!r} in {operation}"
+        if not fault_tolerant():
+            return PeerError(f"{text}. Did the ranks give tensors of different sizes?")
+        missing = [] if self._dead() else self._missing(operation)
+        # That may have taken a while: by now MPI may know of more.
+        dead = self._dead()
+        if dead:
+            return PeerError(f"{text}: rank {', '.join(map(str, dead))} {'has' if len(dead) == 1 else 'have'} died.")
+        if missing:
+            return PeerError(f"{text}: rank {', '.join(map(str, missing[:8]))} did not come and does not answer.")
+        return PeerError(f"{text}: another rank has given up.")
+
+    def _dead(self) -> list[int]:
+        failed = self.control.Get_failed()
+        return list(failed.Translate_ranks(list(range(failed.Get_size())), self.control.Get_group()))
+
+    def _missing(self, operation: str) -> list[int]:
+        """Return the ranks that are in no operation, where another rank has ended this one."""
+        watched = self.watched()
+        with self.lock:
+            try:
+                answers = self.ask(watched, operation)
+            except MPI.Exception:
+                return []
+            return [peer for peer in watched if self._silent(peer, answers)]
+
+    def question(
+        self,
+        peers: Iterable[int],
+        operation: str,
+        last: bool,
+        *,
+        sure: bool,
+        going_on: Callable[[], bool] = lambda: True,
+    ) -> bool:
         """Ask the peers we wait for; return whether one has left. PeerError if so and `sure`, or at the last question.
 
         A farewell may overtake what its rank has sent before it: only who still waits some time later waits in vain.
+        Where it is no longer `going_on`, nothing is raised.
         """
         expected = self._expected(peers)
         # A peer may itself wait for another: in the end, ask around who is missing.
         everyone = list(dict.fromkeys([*expected, *self.watched()])) if last else expected
-        answers = self.ask(everyone, operation)
+        answers = self.ask(everyone, operation, going_on)
+        if not going_on():
+            return False
         gone = [peer for peer in everyone if peer in self.left]
         if gone and (sure or last):
             raise PeerError(
@@ -173,8 +261,8 @@ class Watchdog:
         """Return the ranks this rank asks, and whose farewells it hears."""
         return [(self.rank + i) % self.size for i in range(1, min(WATCHED, self.size - 1) + 1)]
 
-    def ask(self, peers: Sequence[int], operation: str) -> dict[int, str]:
-        """Ask `peers` what they wait in; return the answers that come in time."""
+    def ask(self, peers: Sequence[int], operation: str, going_on: Callable[[], bool] = lambda: True) -> dict[int, str]:
+        """Ask `peers` what they wait in; return the answers that come in time, while it is `going_on`."""
         self._number += 1
         question = np.array([self._number], np.int64)
         for peer in peers:
@@ -182,7 +270,7 @@ class Watchdog:
                 self._send(question, peer, QUESTION)
         answers: dict[int, str] = {}
         deadline = time.monotonic() + ANSWER_S
-        while time.monotonic() < deadline and any(self._silent(p, answers) for p in peers):
+        while time.monotonic() < deadline and going_on() and any(self._silent(p, answers) for p in peers):
             self.listen(operation, answers)
             time.sleep(NAP_S)
         return answers

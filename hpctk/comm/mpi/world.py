@@ -10,8 +10,8 @@
 Freed when the user frees their communicator (a collective call, and MPI tells us in it), else at
 exit in creation order; never by the garbage collector, which runs when it likes on each rank.
 
-Waits are polled against a deadline (watchdog.py). Only Split_type and Free block in MPI, and they come
-when all ranks are known to be there.
+Waits are polled against a deadline (watchdog.py), or block in MPI while a thread watches over them (guard.py). Beside
+these only Split_type and Free block in MPI, and they come when all ranks are known to be there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import atexit
 import os
 import time
 from collections.abc import Iterable, Sequence
+from struct import pack, unpack
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from hpctk.comm import environment, forked, gpu, launcher, postmortem
 from hpctk.comm.agreement import OneThread
 from hpctk.comm.buffers import Stager
 from hpctk.comm.mpi.allreduce import MpiAllreduce
+from hpctk.comm.mpi.guard import GuardedCalls
+from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
 from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
@@ -38,6 +41,8 @@ from hpctk.telemetry.recorder import Recorders
 HERE = 32767
 #: Seconds a leaving rank gives the others to leave too, so that communicators can be freed together.
 LEAVE_S = 1.0
+#: The most ranks of one node that share a window, of 2 MB each.
+MOST_SHARING = 64
 
 
 _BYTE = MPI.BYTE
@@ -51,6 +56,8 @@ class MpiWorld(World):
     ----------
     data, control, node : MPI.Intracomm
         See above.
+    guarded : GuardedCalls
+        The calls on `data` that block.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -71,9 +78,12 @@ class MpiWorld(World):
         self.nodes = self._find_nodes()
         self.gpu = self._agree_on_gpu()
         self.stager = Stager(self.gpu.aware)
+        self.guarded = GuardedCalls(self.data, self._watchdog, self.wait_name, self.one_thread)
         self.native = MpiAllreduce(self)
         self.background = self._watchdog.background
         self.attached = {}
+        self._window: MpiSharedWindow | None = None
+        self._window_failed = False
         if self.size > 1:
             self._meet_neighbours()
             postmortem.watch(self.rank, self.size)
@@ -102,11 +112,13 @@ class MpiWorld(World):
 
     def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
-        least = np.array(values, np.int64)
+        # Packed: an array of numpy's takes longer to make than the message to travel.
+        n = len(values)
+        least = bytearray(pack(f"{n}q", *values))
         with self.one_thread:
-            request = self.control.Iallreduce(MPI.IN_PLACE, [least, MPI.INT64_T], MPI.MIN)
-            self.wait([request], operation)
-        return list(least.tolist())
+            request = self.control.Iallreduce(MPI.IN_PLACE, (least, n, MPI.INT64_T), MPI.MIN)
+            self.wait((request,), operation)
+        return list(unpack(f"{n}q", least))
 
     def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
         """Overwrite `data` by root's. Collective over the communicator. In place."""
@@ -120,6 +132,18 @@ class MpiWorld(World):
     def transport(self) -> MpiTransport:
         """Return what moves bytes between these ranks."""
         return MpiTransport(self)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks lie on one node, and are not too many for the memory that this takes."""
+        return 1 < self.size == self.local_size <= MOST_SHARING
+
+    def shared_window(self) -> MpiSharedWindow | None:
+        """Return the memory that these ranks share, made at the first call. Collective over the communicator then."""
+        if self._window is None and self.shares_memory and not self._window_failed:
+            self._window = shared_window(self)
+            self._window_failed = self._window is None
+        return self._window
 
     def _gather(self, mine: Any, operation: str) -> Any:
         everyone = np.empty((self.size, *mine.shape), np.int64)
@@ -168,11 +192,15 @@ class MpiWorld(World):
             # Not on control: there it would match a barrier that the others still wait in.
             everyone_left = self._rolls.Ibarrier()
             deadline = time.monotonic() + LEAVE_S
-            while not everyone_left.Test():
-                if time.monotonic() > deadline:
-                    return
-                time.sleep(1e-3)
-            self._watchdog.listen("leaving the program")
+            try:
+                while not everyone_left.Test():
+                    if time.monotonic() > deadline:
+                        return
+                    time.sleep(1e-3)
+                self._watchdog.listen("leaving the program")
+            except MPI.Exception:
+                # A rank has died, and this job outlives it: nothing can be freed together any more.
+                return
         self.free()
 
     def free(self) -> None:

@@ -26,6 +26,7 @@ class TorchAllreduce:
 
     name = "torch"
     title = "torch.distributed.all_reduce"
+    blocks = False
 
     def __init__(self, world: TorchWorld) -> None:
         self._world = world
@@ -34,8 +35,8 @@ class TorchAllreduce:
         """Return whether gloo knows the units in which this dtype is summed."""
         return dtype.unit in UNITS
 
-    def allreduce_small(self, tensor: Any, dtype: Dtype, op: str) -> bool:
-        """Reduce a plain contiguous host tensor in place at once; return False where it is not one.
+    def allreduce_at_once(self, tensor: Any, dtype: Dtype, op: str) -> bool:
+        """Reduce a plain contiguous host tensor in place; return False where it is not one.
 
         Collective over the communicator.
         """
@@ -44,12 +45,12 @@ class TorchAllreduce:
         array = buffers.plain_array(tensor)
         if array is None:
             return False
-        self.start(array.reshape(-1), dtype, op).wait(f"{self.title} of a few elements")
+        self.start(array.reshape(-1), dtype, op).wait(f"{self.title} of {array.size} elements")
         if op == "mean":
             array /= self._world.size
         return True
 
-    def start(self, flat: Any, dtype: Dtype, op: str) -> TorchReduction:
+    def start(self, flat: Any, dtype: Dtype, op: str, *, at_once: bool = False) -> TorchReduction:
         """Start replacing flat host memory of units that gloo knows by their sum (or max) over all ranks.
 
         Collective over the communicator. In place.

@@ -9,6 +9,8 @@ from hpctk.schedules import binomial, halving_doubling, hierarchical, recursive_
 from hpctk.schedules.core import split
 from hpctk.schedules.core.plan import KINDS, Plan
 
+#: Not a plan: an all-reduce without messages, see collectives.engine.shared_memory_run.
+SHARED_MEMORY = "shared_memory"
 Nodes = Sequence[Sequence[int]]
 Builder = Callable[[int, Nodes | None, int], Plan]
 
@@ -112,8 +114,8 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
     if name not in SCHEDULES:
         known = ", ".join(names(kind, with_nodes=True)) if kind in KINDS else ", ".join(SCHEDULES)
         raise SettingError(
-            f"schedule={name!r}: known are {known}; where one may choose also auto, and for all-reduce mpi, "
-            "or torch on a process group of torch.distributed"
+            f"schedule={name!r}: known are {known}; where one may choose also auto, and for all-reduce "
+            f"{SHARED_MEMORY} and mpi, or torch on a process group of torch.distributed"
         )
     builders = SCHEDULES[name].builders
     if kind not in builders:

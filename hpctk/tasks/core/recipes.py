@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpctk.methods.core.method import Method
 
 #: What may stand for a schedule: the best by the calibration, or the one of the library that moves the bytes.
-OTHER_SCHEDULES = ("auto", "mpi", "torch")
+OTHER_SCHEDULES = ("auto", "shared_memory", "mpi", "torch")
 
 #: What `--method all` compares: plain averaging, and the five methods (GRAWA in both forms).
 COMPARED = ("mean", "adacons", "sasg", "saef", "mgrawa", "lgrawa", "celgc")

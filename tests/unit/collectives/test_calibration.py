@@ -79,3 +79,28 @@ def test_damaged_files(change, words):
 def test_not_even_a_calibration(text):
     with pytest.raises(SettingError, match="hpctk calibrate"):
         Calibration.from_json(text)
+
+
+def test_only_what_can_be_run_as_it_was_measured_is_chosen():
+    one_node = [range(2)]
+    measured = {
+        "mpi": ((8, 1e-6), (10**8, 0.05)),
+        "shared_memory": ((8, 1e-4), (10**8, 0.02)),
+        "ring": ((8, 1e-3), (10**8, 0.1)),
+    }
+    known = Calibration(layout=(2,), measured=measured)
+    assert known.best("allreduce", 2, 10**8, one_node, shares_memory=True, blocks=True) == "shared_memory"
+    # The same file on ranks that torch.distributed joins, or that find no memory to share.
+    assert known.best("allreduce", 2, 10**8, one_node) == "mpi"
+    # What was measured of MPI's own was a call that blocks.
+    assert known.best("iallreduce", 2, 10**8, one_node, blocks=True) == "ring"
+    assert known.best("iallreduce", 2, 8, one_node, blocks=True) == "mpi"
+
+
+def test_uncalibrated_on_one_node_messages_of_python_are_not_chosen_where_mpi_blocks():
+    known, one_node = Calibration(), [range(2)]
+    for nbytes in (8, 4096, 2**18, 2**22, 10**8):
+        assert known.best("allreduce", 2, nbytes, one_node, shares_memory=True, blocks=True) in ("mpi", "shared_memory")
+    assert known.best("allreduce", 2, 10**8, one_node, shares_memory=True, blocks=True) == "shared_memory"
+    # Polled, MPI's own is for a few bytes only.
+    assert known.best("allreduce", 2, 2**18, one_node, shares_memory=True) == "shared_memory"

@@ -1,0 +1,123 @@
+"""Memory that all ranks of a node reach, and counters in it by which they tell each other how far they are.
+
+A file in memory (/dev/shm) that all ranks map; it has no name any more once they have. Not an MPI window: Open MPI 5.0
+with UCX prints an error whenever one is made on a machine that UCX does not know, and goes on. Each rank has some
+slots, which it alone writes, and a row of counters, which it alone raises. A rank that has written raises a counter;
+whoever has seen that may read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpctk.comm.shared_window import SLOTS
+from hpctk.errors import HpctkError
+from hpctk.log import log
+
+if TYPE_CHECKING:
+    from hpctk.comm.mpi.world import MpiWorld
+
+#: Two lines of a processor's cache: counters of two ranks must not share one.
+LINE = 128
+#: The bytes of a slot: what all ranks have in theirs should stay in the cache.
+SLOT_BYTES = 2**19
+#: Counters of each rank.
+COUNTERS = 3
+#: Of one rank, in whole pages.
+HEAD = 4096
+RANK_BYTES = HEAD + SLOTS * SLOT_BYTES
+FOLDER = Path("/dev/shm")
+#: Processors that let others see stores in the order in which they were made.
+ORDERED = ("x86_64", "AMD64", "i686", "s390x")
+
+
+def shared_window(here: MpiWorld) -> MpiSharedWindow | None:
+    """Return new memory that all ranks, which lie on one node, share; None where it cannot be had.
+
+    Collective over the communicator.
+    """
+    made: MpiSharedWindow | None = None
+    path = ""
+    try:
+        path = here.run_on_root("making shared memory", lambda: str(new_file(here.size * RANK_BYTES)))
+        with here.shared_errors("mapping shared memory"):
+            made = MpiSharedWindow(here.rank, here.size, Path(path))
+        here.barrier("mapping shared memory")
+    except HpctkError as error:
+        if here.rank == 0:
+            log.warning("no memory that the ranks of this node share: they send each other messages (%s)", error)
+        return None
+    finally:
+        if path and here.rank == 0:
+            Path(path).unlink(missing_ok=True)
+    return made
+
+
+def new_file(nbytes: int) -> Path:
+    """Return a file of zeros, in memory where there is such a folder. OSError where it does not fit."""
+    file, path = tempfile.mkstemp(prefix="hpctk-", dir=FOLDER if FOLDER.is_dir() else None)
+    try:
+        # Now, as an error: a page that cannot be had later ends the process.
+        os.posix_fallocate(file, 0, nbytes)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(file)
+    return Path(path)
+
+
+class MpiSharedWindow:
+    """The slots and counters of `size` ranks, mapped from a file. Attributes as in SharedWindow."""
+
+    def __init__(self, rank: int, size: int, path: Path) -> None:
+        self.rank, self.size, self.slot_bytes = rank, size, SLOT_BYTES
+        with path.open("r+b") as file:
+            memory: Any = np.frombuffer(mmap.mmap(file.fileno(), size * RANK_BYTES), np.uint8).reshape(size, RANK_BYTES)
+        self.slots = [[row[HEAD + i * SLOT_BYTES :][:SLOT_BYTES] for i in range(SLOTS)] for row in memory]
+        # Views of Python's own: reading one number from an array of numpy's takes longer.
+        self._counters: list[list[Any]] = [
+            [memoryview(row[LINE * which :][:8]).cast("q") for row in memory] for which in range(COUNTERS)
+        ]
+        self._mine = [row[rank] for row in self._counters]
+        self._least = [0] * COUNTERS
+        self.started = 0
+        self.queue: list[Any] = []
+        self._lock = None if platform.machine() in ORDERED else threading.Lock()
+        # Pages belong to the part of memory that is next to whoever writes them first.
+        memory[rank] = 0
+
+    def reached(self, which: int, value: int) -> bool:
+        """Return whether every rank's counter is at `value` or above; what they wrote before may be read then."""
+        if self._least[which] >= value:
+            return True
+        least: int = min([counter[0] for counter in self._counters[which]])
+        if least > self._least[which]:
+            self._fence()
+            self._least[which] = least
+        return least >= value
+
+    def behind(self, which: int, value: int) -> list[int]:
+        """Return the ranks whose counters are below `value`."""
+        return [rank for rank, counter in enumerate(self._counters[which]) if counter[0] < value]
+
+    def advance(self, which: int, value: int) -> None:
+        """Raise this rank's counter to `value`, after all that it has written."""
+        self._fence()
+        self._mine[which][0] = value
+
+    def _fence(self) -> None:
+        """Let nothing that comes after this be seen before what came before it."""
+        if self._lock is not None:
+            # A release and the next acquire of the same lock stay in order, and nothing passes the two.
+            for _ in range(2):
+                with self._lock:
+                    pass

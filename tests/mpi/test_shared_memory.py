@@ -1,0 +1,142 @@
+"""The all-reduce through memory that all ranks share, and MPI's own where it blocks."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import hpctk
+from hpctk.collectives.allreduce import iallreduce, reduce_in_place
+from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.tuning import auto
+from hpctk.collectives.tuning.calibration import Calibration
+from hpctk.comm.buffers import DTYPES
+from hpctk.comm.mpi import shared_window
+
+FLOAT32 = DTYPES["float32"]
+
+
+@pytest.fixture
+def narrow(world, monkeypatch):
+    """Slots of a few elements, in a window of its own."""
+    if not world.shares_memory:
+        return
+    monkeypatch.setattr(shared_window, "SLOT_BYTES", 96)
+    monkeypatch.setattr(shared_window, "RANK_BYTES", 8192)
+    monkeypatch.setattr("hpctk.collectives.engine.shared_memory_run.LEAST_BYTES", 48)
+    monkeypatch.setattr(world, "_window", shared_window.shared_window(world))
+
+
+def inputs(size, n):
+    return [np.random.default_rng([3, rank]).standard_normal(n).astype(np.float32) for rank in range(size)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 24, 25, 1000])
+@pytest.mark.parametrize("op", ["sum", "mean", "max"])
+def test_sums_are_in_the_order_of_ranks_on_all(world, narrow, n, op):
+    everyone = inputs(world.size, n)
+    result = hpctk.allreduce(everyone[world.rank], op=op, schedule="shared_memory")
+    wanted = everyone[0].copy()
+    for part in everyone[1:]:
+        wanted = np.maximum(wanted, part) if op == "max" else wanted + part
+    if op == "mean":
+        wanted /= np.float32(world.size)
+    assert result.tobytes() == wanted.tobytes()
+
+
+def test_several_are_under_way_at_once_and_waited_for_in_any_order(world, narrow):
+    handles = [
+        iallreduce(torch.full((n,), float(world.rank)), op="sum", schedule="shared_memory") for n in (50, 7, 200)
+    ]
+    total = sum(range(world.size))
+    # Every rank waits for another one first.
+    for i in range(3):
+        handle = handles[(i + world.rank) % 3]
+        assert handle.wait().unique().tolist() == [total]
+
+
+def test_bytes_are_counted(world):
+    if world.size == 1:
+        return
+    counter = engine_of(world).counter
+    before = counter.sent_bytes, counter.received_bytes, counter.messages
+    reduce_in_place(world, torch.ones(1000 * world.size), FLOAT32, "sum", "shared_memory")
+    sent, received, messages = (
+        now - then
+        for now, then in zip((counter.sent_bytes, counter.received_bytes, counter.messages), before, strict=True)
+    )
+    assert sent == received == 2 * (world.size - 1) * 4000
+    assert messages == 2 * (world.size - 1)
+
+
+def test_without_room_for_it_messages_are_sent_instead(world, monkeypatch, caplog):
+    def refuse(nbytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(world, "_window", None)
+    monkeypatch.setattr(world, "_window_failed", False)
+    monkeypatch.setattr(shared_window, "new_file", refuse)
+    result = hpctk.allreduce(torch.ones(100_000), op="sum", schedule="shared_memory")
+    assert result.unique().tolist() == [world.size]
+    if world.size > 1 and world.rank == 0:
+        assert "No space left on device" in caplog.text
+
+
+def test_no_file_stays_behind(world):
+    world.shared_window()
+    world.barrier("looking for files")
+    assert list(shared_window.FOLDER.glob("hpctk-*")) == []
+
+
+def test_auto_takes_it_for_large_tensors_on_one_node(world, monkeypatch):
+    monkeypatch.setitem(world.attached, auto.Choice, auto.Choice(Calibration()))
+    if not world.shares_memory:
+        return
+    assert auto.choose(world, "allreduce", 2**26) == "shared_memory"
+    assert auto.choose(world, "allreduce", 2**18) == "mpi"
+    # A call that returns at once is polled: MPI's own is slow then.
+    assert auto.choose(world, "iallreduce", 2**18) == "shared_memory"
+
+
+def test_a_call_of_mpis_own_blocks_only_where_nothing_else_is_under_way(world):
+    tensor, before = torch.ones(10), world.guarded.number
+    reduce_in_place(world, tensor, FLOAT32, "sum", "mpi")
+    assert world.guarded.number == before + 1
+    if world.size > 1:
+        handle = iallreduce(torch.ones(2_000_000), schedule="ring")
+        if engine_of(world).running:
+            reduce_in_place(world, tensor, FLOAT32, "sum", "mpi")
+            assert world.guarded.number == before + 1
+        else:
+            reduce_in_place(world, tensor, FLOAT32, "sum", "mpi")
+        handle.wait()
+
+
+def test_a_rank_that_comes_late_into_a_blocking_call_is_waited_for(world):
+    if world.rank == world.size - 1:
+        # Longer than the guard needs for two looks, and to ask who is there.
+        time.sleep(2.5)
+    tensor = torch.full((5,), 2.0)
+    reduce_in_place(world, tensor, FLOAT32, "mean", "mpi")
+    assert tensor.tolist() == [2.0] * 5
+    assert sum(thread.name == "hpctk guard" for thread in threading.enumerate()) <= 1
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "parameter", "transposed", "float16", "fortran"])
+def test_mpis_own_takes_every_kind_of_tensor_at_once(world, kind):
+    array = np.arange(12, dtype=np.float32).reshape(3, 4) * (world.rank + 1)
+    tensor = {
+        "torch": lambda: torch.from_numpy(array),
+        "numpy": lambda: array,
+        "parameter": lambda: torch.nn.Parameter(torch.from_numpy(array)),
+        "transposed": lambda: torch.from_numpy(array.T.copy()).T,
+        "float16": lambda: torch.from_numpy(array).half(),
+        "fortran": lambda: array.copy(order="F"),
+    }[kind]()
+    dtype = DTYPES["float16" if kind == "float16" else "float32"]
+    reduce_in_place(world, tensor, dtype, "mean", "mpi")
+    wanted = np.arange(12).reshape(3, 4) * (world.size + 1) / 2
+    found = tensor if isinstance(tensor, np.ndarray) else tensor.detach().float().numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
