@@ -37,7 +37,7 @@ PIECE = 8192
 #: Few sends at once, so that each rank's parts follow one another and come in evenly.
 FLIGHT = 8
 #: The engine's segments that make one message where all ranks share a node's memory, in which messages cost most.
-NODE_SEGMENTS = 4
+NODE_SEGMENTS = 16
 
 
 @collective
