@@ -52,12 +52,12 @@ VARIABLES = {
     "HPCTK_RUN": Setting("set by the Slurm templates: the folder of the run", Path, None),
     "HPCTK_GPU": Setting(_GPU, int, None, at_least=0),
     "HPCTK_BENCH_MPI_RING": Setting(_RING, int, None, at_least=0),
-    "HPCTK_CLUSTER_NAME": Setting("set by launch/cluster: the name of the emulated cluster", default=None),
+    "HPCTK_CLUSTER_NAME": Setting("set by hpctk cluster: the name of the emulated cluster", default=None),
     "HPCTK_CLUSTER_HOSTS": Setting(
-        "set by launch/cluster: how many emulated hosts there are", int, None, at_least=1
+        "set by hpctk cluster: how many emulated hosts there are", int, None, at_least=1
     ),
-    "HPCTK_CLUSTER_RATE": Setting("set by launch/cluster: the rate of their links", default=None),
-    "HPCTK_CLUSTER_HEAD": Setting("set by launch/cluster: the address of the first host", default=None),
+    "HPCTK_CLUSTER_RATE": Setting("set by hpctk cluster: the rate of their links", default=None),
+    "HPCTK_CLUSTER_HEAD": Setting("set by hpctk cluster: the address of the first host", default=None),
 }  # fmt: skip
 
 

@@ -114,8 +114,8 @@ def world(comm: Comm | None = None) -> World:
         from hpctk.comm.mpi import world as mpi_world
     except ImportError as error:
         raise SettingError(
-            f"no communicator was given, and MPI cannot be loaded ({error}). Install mpi4py and an MPI, or go without "
-            "MPI: start with torchrun, call torch.distributed.init_process_group('gloo') and use "
+            f"no communicator was given, and MPI cannot be loaded ({error}): pip install 'hpctk[mpi]' brings it. Or go "
+            "without MPI: start with torchrun, call torch.distributed.init_process_group('gloo') and use "
             "hpctk.ddp.DistributedOptimizer, or give comm=torch.distributed.group.WORLD"
         ) from error
     # It refuses what is no communicator.

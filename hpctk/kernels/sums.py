@@ -20,7 +20,7 @@ def all_below(a: Array, b: Array, limit: float, *, threads: int | None = None) -
     """
     # In the order of their bits magnitudes are integers, and the first that is not finite the first at the limit.
     bits = a.dtype.type(limit).view(f"u{a.itemsize}")
-    calls = [(a[lo:hi], b[lo:hi], bits) for lo, hi in spans(len(a), threads)]
+    calls = [(a[lo:hi], b[lo:hi], a.dtype.type(1), bits) for lo, hi in spans(len(a), threads)]
     return all(index < 0 for index in share(magnitude.first_not_finite, calls))
 
 

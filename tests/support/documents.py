@@ -19,16 +19,12 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctk.cli import COMMANDS, build_parser, main
+from hpctk.cli import COMMANDS, build_parser, main, quickstart
 from hpctk.cli.launch import take_own
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-#: Commands that come with the next change of the package; remove what COMMANDS has.
-COMING = {"quickstart", "setup", "cluster"}
-#: And extras.
-COMING_EXTRAS = {"mpi", "all"}
 #: Programs that are not ours: nothing but their name is looked at.
 OTHERS = {
     "apptainer", "apt-get", "cd", "export", "git", "h5dump", "module", "pre-commit", "reframe", "scancel", "source",
@@ -234,7 +230,7 @@ def _check_python(words: list[str]) -> None:
 def _check_pip(words: list[str]) -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    extras = {*config["options.extras_require"], *COMING_EXTRAS}
+    extras = set(config["options.extras_require"])
     for named in re.findall(r"\[(.+?)\]", " ".join(words)):
         assert set(named.split(",")) <= extras, f"{named}: no such extra"
 
@@ -246,9 +242,10 @@ def _check_own(program: str, words: list[str]) -> None:
     if path.name == "bind-gpu":
         check(words)
         return
+    if path.name in ("cluster", "quickstart"):
+        _check_hpctk([path.name, *words])
+        return
     known = path.read_text(encoding="utf-8")
-    if path.name == "cluster":
-        known += (ROOT / "launch" / "cluster-agent").read_text(encoding="utf-8")
     for word in words[: words.index("--")] if "--" in words else words:
         if word.startswith("--"):
             assert word.split("=")[0] in known, f"{program} knows no {word}"
@@ -256,9 +253,12 @@ def _check_own(program: str, words: list[str]) -> None:
 
 def _check_hpctk(words: list[str]) -> None:
     command = words[0]
-    if command in COMING and command not in COMMANDS:
-        return
-    if command in ("mpirun", "horovodrun"):
+    if command == "cluster":
+        own = words[1 : words.index("--")] if "--" in words else words[1:]
+        assert {word.split("=")[0] for word in own if word.startswith("--")} <= options_of(command), words
+    elif command == "quickstart":
+        check(["hpctk", "train", "digits", *quickstart.read(words[1:])[1]])
+    elif command in ("mpirun", "horovodrun"):
         _check_started(take_own(command, words[1:])[1])
     elif command == "schedule":
         assert main(words) == 0, words
@@ -284,6 +284,9 @@ def _check_slurm(words: list[str]) -> None:
 @functools.cache
 def options_of(command: str) -> frozenset[str]:
     """Return every option of a command of hpctk, and of what is below it."""
+    if command in ("cluster", "quickstart"):
+        script = {"cluster": "launch/cluster.sh", "quickstart": "cli/quickstart.py"}[command]
+        return frozenset(re.findall(r"--[a-z-]+", (ROOT / "hpctk" / script).read_text(encoding="utf-8")))
 
     def below(parser: argparse.ArgumentParser) -> set[str]:
         known: set[str] = set()
@@ -309,14 +312,14 @@ def check_inline(text: str) -> None:
     own = words[: words.index("--")] if "--" in words else words
     wanted = {word.strip("[],").split("=")[0] for word in own if word.strip("[],").startswith("--")}
     if words[0] == "hpctk":
-        if words[1] in COMING and words[1] not in COMMANDS:
-            return
         assert words[1] in COMMANDS, f"hpctk knows no {words[1]}"
         if words[1] not in ("mpirun", "horovodrun"):
             assert wanted <= options_of(words[1]), f"{text}: options"
     else:
         path = ROOT / words[0]
         assert path.is_file(), f"{words[0]}: no such file"
-        if path.name not in ("mpirun", "horovodrun", "bench"):
+        if path.name == "cluster":
+            assert wanted <= options_of(path.name), f"{text}: options"
+        elif path.name not in ("mpirun", "horovodrun", "bench"):
             known = path.read_text(encoding="utf-8")
             assert all(word in known for word in wanted), f"{text}: options"
