@@ -33,12 +33,17 @@ def allgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) 
     comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
-    return iallgather(tensor, schedule=schedule, comm=comm).wait()
+    return _start(tensor, schedule, comm).wait()
 
 
 @collective
 def iallgather(tensor: Any, *, schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start an all-gather and return its Handle."""
+    engine_of(world(comm)).overlaps = True
+    return _start(tensor, schedule, comm)
+
+
+def _start(tensor: Any, schedule: str, comm: Comm | None) -> Handle:
     here = world(comm)
     with here.one_thread:
         here.agree("allgather", [*buffers.describe(tensor), ("schedule", schedule)])

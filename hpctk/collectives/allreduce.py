@@ -66,6 +66,7 @@ def iallreduce(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: C
     here = world(comm)
     with here.one_thread:
         result, dtype = prepared(here, "allreduce", tensor, op, schedule)
+        engine_of(here).overlaps = True
         return start_in_place(here, result, dtype, op, schedule)
 
 
@@ -93,11 +94,11 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
     nbytes = n * dtype.itemsize
     attached = here.attached
     native, engine = here.native, attached.get(Engine) or engine_of(here)
+    at_once = not engine.overlaps
     if schedule == "auto":
         choice = attached.get(auto.Choice)
-        chosen = choice.summing.get(nbytes) if choice is not None and op != "max" else None
-        schedule = chosen or _choose(here, nbytes, dtype, op)
-    at_once = not engine.running
+        chosen = choice.summing.get(nbytes) if choice is not None and op != "max" and at_once else None
+        schedule = chosen or _choose(here, nbytes, dtype, op, "allreduce" if at_once else "iallreduce")
     if at_once and schedule == native.name:
         began = time.perf_counter()
         if native.allreduce_at_once(tensor, dtype, op):
@@ -115,7 +116,7 @@ def start_in_place(
 
     Collective over the communicator. In place; waiting returns `tensor`. With a reserved `lane` of the engine ranks
     may start it in different orders; the library's own all-reduce cannot do that, a plan is taken instead. `at_once`
-    says that nothing else is under way and that the caller waits next.
+    says that nothing else can be under way, on any rank, and that the caller waits next.
     """
     nbytes = _nbytes(tensor, dtype)
     chosen = _choose(here, nbytes, dtype, op, "iallreduce") if schedule == "auto" else schedule

@@ -36,12 +36,17 @@ def broadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm 
     comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
-    return ibroadcast(tensor, root=root, schedule=schedule, comm=comm).wait()
+    return _start(tensor, root, schedule, comm).wait()
 
 
 @collective
 def ibroadcast(tensor: Any, *, root: int = 0, schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start a broadcast and return its Handle."""
+    engine_of(world(comm)).overlaps = True
+    return _start(tensor, root, schedule, comm)
+
+
+def _start(tensor: Any, root: int, schedule: str, comm: Comm | None) -> Handle:
     here = world(comm)
     with here.one_thread:
         here.agree("broadcast", [*buffers.describe(tensor), ("root", root), ("schedule", schedule)])

@@ -166,8 +166,8 @@ def dense_sum(here: World, tensors: Tensors, schedule: str = "auto", what: str =
 
 def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> None:
     engine = engine_of(here)
-    by_dtype: dict[torch.dtype, dict[str, torch.Tensor]] = {}
-    dtypes = {tensor.dtype for tensor in tensors.values()}
+    # In the order in which they come, which is that of all ranks; a set's order is each rank's own.
+    dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors.values()))
     small = {name: x for name, x in tensors.items() if x.nbytes < LARGE_BYTES or not x.is_contiguous()}
     if len(small) < len(tensors):
         for name, tensor in tensors.items():
@@ -176,8 +176,8 @@ def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> 
                     reduce_in_place(here, tensor.view(-1), buffers.dtype_of(tensor), op, schedule)
     for dtype in dtypes:
         named = small if len(dtypes) == 1 else {name: x for name, x in small.items() if x.dtype == dtype}
-        by_dtype[dtype] = named
-    for named in filter(None, by_dtype.values()):
+        if not named:
+            continue
         alike = list(named.values())
         with engine.span(label(named, what)) as span:
             if rows.are_rows(alike):

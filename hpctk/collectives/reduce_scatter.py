@@ -35,12 +35,17 @@ def reduce_scatter(tensor: Any, *, op: str = "mean", schedule: str = "auto", com
     comm : MPI.Intracomm or torch.distributed.ProcessGroup, optional
         COMM_WORLD where not given.
     """
-    return ireduce_scatter(tensor, op=op, schedule=schedule, comm=comm).wait()
+    return _start(tensor, op, schedule, comm).wait()
 
 
 @collective
 def ireduce_scatter(tensor: Any, *, op: str = "mean", schedule: str = "auto", comm: Comm | None = None) -> Handle:
     """Start a reduce-scatter and return its Handle."""
+    engine_of(world(comm)).overlaps = True
+    return _start(tensor, op, schedule, comm)
+
+
+def _start(tensor: Any, op: str, schedule: str, comm: Comm | None) -> Handle:
     # The engine works in place: on a copy, of which only the shard is kept.
     here = world(comm)
     with here.one_thread:

@@ -127,6 +127,7 @@ class Buckets:
 
     def reserve(self, count: int) -> None:
         """Make room for so many buckets. On all ranks in the same order with other collectives."""
+        self._engine.overlaps = True
         if count > len(self._lanes):
             # Two for each: what is compressed, and what is not.
             self._lanes += self._engine.reserve(2 * (count - len(self._lanes)))[::2]

@@ -72,7 +72,11 @@ class Engine:
         self.recorders.append(self.counter)
         self._span: Span | None = None
         #: What is under way.
-        self.running: list[Entry] = []
+        self._running: list[Entry] = []
+        #: Whether anything may be under way while a rank calls another collective: once this is so, no rank blocks in
+        #: the library's own ones. Not whether something is: ranks see that at different times, and a call that blocks
+        #: matches none that does not.
+        self.overlaps = False
         self._started = 0
         self._lanes: dict[int, Run] = {}
         self._workspaces: dict[str, Any] = {}
@@ -208,7 +212,7 @@ class Engine:
         return min(segment_bytes or self._segment_bytes(), buffers.COUNT_LIMIT)
 
     def _add(self, run: Run, call: Call, *, in_order: bool) -> None:
-        self.running.append(Entry(run, call, list(self.recorders), self._span))
+        self._running.append(Entry(run, call, list(self.recorders), self._span))
         if in_order:
             self._lanes[(self._started - 1) % LANES] = run
 
@@ -249,13 +253,13 @@ class Engine:
 
     def progress(self, *, wait: bool = False) -> bool:
         """Drive all runs; return whether any made progress. With `wait` a single run may wait for a message."""
-        if not self.running:
+        if not self._running:
             # Asked while a rank waits for something else: at once, without a look at threads.
             return False
         with self.one_thread:
             # Two runs must not: another rank may wait for a message of the one while this one waits in the other.
-            alone = wait and len(self.running) == 1
-            moved = [entry.run.progress(wait=alone) for entry in self.running]
+            alone = wait and len(self._running) == 1
+            moved = [entry.run.progress(wait=alone) for entry in self._running]
             if any(moved):
                 self._retire()
                 return True
@@ -284,10 +288,10 @@ class Engine:
                 self.recorders.exposed_s += time.perf_counter() - began
 
     def _retire(self) -> None:
-        done = [entry for entry in self.running if entry.run.done]
+        done = [entry for entry in self._running if entry.run.done]
         if not done:
             return
-        self.running = [entry for entry in self.running if not entry.run.done]
+        self._running = [entry for entry in self._running if not entry.run.done]
         # A run that is over must not keep its tensor in memory.
         self._lanes = {lane: run for lane, run in self._lanes.items() if not run.done}
         now = time.perf_counter()
