@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from hpctk.cli.core import task_options
 from hpctk.cli.core.progress import Progress
 from hpctk.cli.core.table import bytes_text, results_table
-from hpctk.comm import environment, launcher
+from hpctk.comm import environment
 from hpctk.errors import SettingError
 from hpctk.tasks import TASKS, task_class
 from hpctk.tasks.core.recipes import check
@@ -52,9 +52,6 @@ def run(options: argparse.Namespace) -> int:
         raise SettingError(f"say what to train: {', '.join(TASKS)} (or --list-methods)")
     if options.resume and options.folder is None:
         raise SettingError("--resume: say of which run by --run DIR")
-    # What cannot be written is said before the training, not after it; other ranks may have another disk.
-    if options.json is not None and launcher.rank(os.environ) == 0 and not os.access(options.json.parent, os.W_OK):
-        raise SettingError(f"--json {options.json}: {options.json.parent} is no folder that can be written to")
     # Before torch and MPI, which take seconds to start, and ranks that have met end with pages of their own.
     expected = task_options.foreseen(options, SETTINGS[options.task])
     if expected is not None:
@@ -75,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     settings = task_options.resolved(options, kind.settings_class, folder)
     chosen = recipes(settings, kind.recipes)
     here, task = world(), kind(settings)
+    # What cannot be written is said before the training, not after it; other ranks may have another disk.
+    here.run_on_root("looking where --json is to go", lambda: check_writable(options.json))
     with here.shared_errors("loading the data"):
         task.load()
         for recipe in chosen:
@@ -89,6 +88,12 @@ def run(options: argparse.Namespace) -> int:
     whole = document(options.task, ranks, dataclasses.asdict(settings), entries)
     hand_over(here, whole, folder, options)
     return 0
+
+
+def check_writable(path: Path | None) -> None:
+    """Raise SettingError where no file can be written there."""
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise SettingError(f"--json {path}: {path.parent} is no folder that can be written to")
 
 
 def train(here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None, *, several: bool) -> dict[str, Any]:

@@ -115,3 +115,37 @@ def test_leaving_at_different_times_is_no_error(tmp_path):
     )
     assert ended.code == 0, ended.output
     assert ended.output == ""
+
+
+#: Rank 1 gives up a broadcast, which rank 0 sends all the same, later.
+LATE = """
+    import os, time
+    import numpy as np
+    from mpi4py import MPI
+    from hpctk.comm.world import world
+    from hpctk.errors import PeerError
+
+    here, n = world(), 300_000
+    if here.rank == 0:
+        time.sleep(4)
+        here.control.Ibcast([bytearray(b"x" * n), MPI.BYTE], 0).Wait()
+        time.sleep(2)
+    else:
+        try:
+            here._broadcast(bytearray(n), 0, "a broadcast")
+        except PeerError:
+            print("gave up", flush=True)
+        mine = [np.zeros(n, np.uint8) for _ in range(50)]
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            MPI.COMM_WORLD.Iprobe()
+            time.sleep(1e-3)
+        print("overwritten:", sum(int(one.any()) for one in mine), flush=True)
+    os._exit(0)
+"""
+
+
+def test_what_comes_too_late_overwrites_nothing(tmp_path):
+    ended = run_ranks(2, LATE, tmp_path, HPCTK_TIMEOUT_S="2")
+    assert "gave up" in ended.output
+    assert "overwritten: 0" in ended.output, ended.output

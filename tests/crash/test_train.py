@@ -236,7 +236,7 @@ def test_the_example_trains_and_goes_on(tmp_path):
     ("words", "wanted"),
     [
         (["--ranks", "many"], "number of ranks"),
-        (["--ranks"], "number of ranks"),
+        (["--ranks"], "expected one argument"),
         (["--run", "elsewhere"], "runs/quickstart"),
         (["--resume"], "runs/quickstart"),
     ],

@@ -113,7 +113,7 @@ def test_the_oracle_reaches_what_plain_arithmetic_says(world, folder):
     [
         (["digits", "--schedule", "star"], "known are ring"),
         (["digits", "--batch", "1498"], "samples for one step, there are 1497"),
-        (["digits", "--json", "no/such/folder/x.json", "--epochs", "1"], "No such file"),
+        (["digits", "--json", "no/such/folder/x.json", "--epochs", "1"], "is no folder that can be written to"),
         (["fashion", "--data", "docs"], "apt-get install dataset-fashion-mnist"),
         (["regression", "--global-batch", "12", "--method", "saef"], "step_size='oracle' needs"),
         (["digits", "--settings", "README.md"], "README.md: is not TOML"),

@@ -157,6 +157,8 @@ class Watchdog:
         self._on_missing = on_missing
         self._number = 0
         self._outgoing: list[tuple[MPI.Request, Any]] = []
+        #: Requests that were given up, with their buffers.
+        self._abandoned: list[MPI.Request] = []
 
     def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
         """Wait until all `requests` are complete, or raise PeerError.
@@ -178,6 +180,10 @@ class Watchdog:
                 waiter.pause(lambda: peers)
         except MPI.Exception as error:
             raise self.failure(error, operation) from error
+        except PeerError:
+            # Should the others come after all, MPI would write into memory that is somebody else's by then.
+            self._abandoned += requests
+            raise
 
     def work(self) -> bool:
         """Go on with everything in the background; return whether anything got done."""
