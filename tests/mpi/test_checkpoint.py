@@ -396,7 +396,7 @@ def test_resolved_schedules_are_kept(world, shared):
     job.train(1)
     job.save(shared / "kept")
     chosen = dict(auto.current(world).chosen)
-    odd = {key: "rotation" for key in chosen if key[0] == "allreduce"}
+    odd = {key: "rotation" for key in chosen if key[0] in ("allreduce", "iallreduce")}
     assert odd
     auto.current(world).chosen.update(odd)
     try:

@@ -137,8 +137,10 @@ def test_the_same_bits_over_torch_distributed(world, process_group, name):
 
 @pytest.mark.parametrize("name", [name for name in GRADIENT_METHODS if name not in BY_BUCKETS])
 def test_the_same_bits_under_ddp(world, process_group, name):
-    over_mpi, one = trained(world, METHODS[name]())
-    under_ddp, other = trained_under_ddp(world, process_group, METHODS[name]())
+    # Packets that are summed leave in buckets, too: the ring's order of ranks depends on where an element lies.
+    schedule = "recursive_doubling" if name in ("Mean Identity", "Mean Half", "Mean RandomK") else "ring"
+    over_mpi, one = trained(world, METHODS[name](), schedule=schedule)
+    under_ddp, other = trained_under_ddp(world, process_group, METHODS[name](), schedule=schedule)
     assert_same_bits(over_mpi[:-1], under_ddp, name)
     assert other.counts["rounds"] == one.counts["rounds"] == STEPS
 
