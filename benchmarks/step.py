@@ -8,6 +8,7 @@ step alone, and one after DDP's way over gloo with fp16 on the wire: every metho
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
 
 import _rig
@@ -116,7 +117,7 @@ def contender(here, name, make, n):
         opt = hpctk.DistributedOptimizer(base, make(), named_parameters=named)
         step = (lambda: opt.step(lambda: 0.0)) if name == "SASG" else opt.step
     elif name != "alone":
-        step = lambda: gloo_step(here, base, parameters)  # noqa: E731
+        step = partial(gloo_step, here, base, parameters)
 
     def run():
         # Backward makes gradients for nothing here: they are there already.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -63,7 +64,7 @@ def patterns(app: object, what: str, name: str, obj: object, options: object, li
     lines[:] = [re.sub(r"(?<![\w`*\\])\*(?=\.\w)", r"\\*", line) for line in lines]
 
 
-def setup(app: object) -> None:
+def setup(app: Any) -> None:
     """Let Sphinx call what is above."""
     for change in (formulas, patterns):
-        app.connect("autodoc-process-docstring", change)  # type: ignore[attr-defined]
+        app.connect("autodoc-process-docstring", change)
