@@ -5,6 +5,7 @@ An engine is not made for two threads: whoever works with it meanwhile holds the
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 
@@ -30,6 +31,8 @@ class Driver:
             self._stopping.clear()
             self._thread = threading.Thread(target=self._drive, name="hpctk driver", daemon=True)
             self._thread.start()
+            # Python ends daemon threads where they next want the GIL. Inside torch that takes the process down.
+            atexit.register(self.stop)
 
     def stop(self) -> None:
         """Return when the engine is left alone."""
@@ -37,6 +40,7 @@ class Driver:
             self._stopping.set()
             self._thread.join()
             self._thread = None
+            atexit.unregister(self.stop)
 
     def _drive(self) -> None:
         while not self._stopping.is_set():

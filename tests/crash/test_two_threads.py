@@ -7,7 +7,7 @@ from jobs import run, run_ranks, torchrun
 
 #: A thread waits in a collective, because rank 1 comes late to it; the main thread comes in meanwhile, on rank 0.
 MEANWHILE = """
-    import sys, threading, time, torch, hpctk, hpctk.comm.world
+    import pathlib, sys, threading, time, torch, hpctk, hpctk.comm.world
     {start}
     comm = {comm}
     here = hpctk.comm.world.world(comm)
@@ -40,16 +40,20 @@ MEANWHILE = """
         lambda: here.barrier(),
         lambda: here.broadcast_bytes(b"", 0, "a test"),
     ]
+    refused = pathlib.Path({refused!r})
     if here.rank == 1:
-        time.sleep(3)
+        while not refused.exists():
+            time.sleep(0.05)
         first()
     else:
         thread = threading.Thread(target=first, name="the first")
         thread.start()
-        time.sleep(1)
+        while here.one_thread.holder != thread.ident:
+            time.sleep(0.05)
         model(torch.ones(1, 4)).sum().backward()
         for number, call in enumerate(calls):
             print("refused:", number, second(call), flush=True)
+        refused.touch()
         thread.join()
     # In one write, so that no line is torn.
     print(f"result: {{results[0].unique().tolist()}}\\n", end="", flush=True)
@@ -80,7 +84,7 @@ def check(output, own):
     ],
 )
 def test_a_second_thread_is_told_to_duplicate(tmp_path, schedule, n):
-    program = MEANWHILE.format(start="", comm=None, schedule=schedule, n=n)
+    program = MEANWHILE.format(start="", comm=None, schedule=schedule, n=n, refused=str(tmp_path / "refused"))
     ended = run_ranks(2, program, tmp_path, timeout_s=120, HPCTK_TIMEOUT_S="40")
     assert ended.code == 0, ended.output
     check(ended.output, "comm.Dup()")
@@ -88,7 +92,8 @@ def test_a_second_thread_is_told_to_duplicate(tmp_path, schedule, n):
 
 def test_a_second_thread_without_mpi_is_told_to_make_a_group(tmp_path):
     start = "import torch.distributed as dist; dist.init_process_group('gloo')"
-    program = MEANWHILE.format(start=start, comm="dist.group.WORLD", schedule="ring", n=100_000)
+    refused = str(tmp_path / "refused")
+    program = MEANWHILE.format(start=start, comm="dist.group.WORLD", schedule="ring", n=100_000, refused=refused)
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(program))
     ended = run(torchrun(2, str(script)), timeout_s=120, HPCTK_TIMEOUT_S="40")

@@ -8,7 +8,10 @@ later message of ours before it has got the first.
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
+import weakref
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 WAITED = 8
 #: Seconds between two looks where none of them has come.
 PAUSE_S = 1e-3
+#: Seconds that the threads have to end when the program does.
+LEAVE_S = 2.0
 
 
 class Message:
@@ -67,22 +72,39 @@ class Watchers:
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._messages: SimpleQueue[Message] = SimpleQueue()
+        self._messages: SimpleQueue[Message | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._news = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def give(self, message: Message) -> None:
         """Let a thread wait for a message."""
         message.waited_for = True
         self._messages.put(message)
         if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, name="hpctk gloo", daemon=True).start()
+            thread = threading.Thread(target=self._work, name="hpctk gloo", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+            _in_use.add(self)
 
     def _work(self) -> None:
-        while True:
-            self._messages.get().watch(self._timeout)
+        # One call each, so that nothing here holds a message any longer than it must.
+        while self._watch_next():
             self._news.set()
             self._idle.release()
+
+    def _watch_next(self) -> bool:
+        message = self._messages.get()
+        if message is not None:
+            message.watch(self._timeout)
+        return message is not None
+
+    def end(self, deadline: float) -> None:
+        """Let the threads end that wait for nothing more; return when they have, or at the deadline."""
+        for _ in self._threads:
+            self._messages.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def pause(self) -> None:
         """Let some time pass, or return as soon as a message is there that nobody has heard of yet."""
@@ -144,3 +166,16 @@ class TorchTransport:
         """Return what to do while nothing is complete."""
         self._operation = operation
         return self._world.waiter(operation, self._watchers.pause)
+
+
+_in_use: weakref.WeakSet[Watchers] = weakref.WeakSet()
+
+
+def _leave() -> None:
+    # Python ends daemon threads where they next want the GIL. Inside torch that is C++, which takes the process down.
+    deadline = time.monotonic() + LEAVE_S
+    for watchers in list(_in_use):
+        watchers.end(deadline)
+
+
+atexit.register(_leave)
