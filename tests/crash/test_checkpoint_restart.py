@@ -54,23 +54,30 @@ def test_ten_steps_and_ten_in_new_processes_are_twenty(tmp_path):
 STEPS = 300
 
 
-def test_signals_and_killed_ranks_lose_nothing(tmp_path):
-    """Interrupted four times, in four ways: the end is that of a run that nobody disturbed."""
+SIGNALS = {"a rank": signal.SIGTERM, "mpirun": signal.SIGUSR2}
+
+
+@pytest.mark.parametrize(
+    ("told", "killed"),
+    [(["a rank"], [[0, 1]]), pytest.param(["mpirun", "a rank"], [[1], [0, 1]], marks=pytest.mark.full)],
+)
+def test_signals_and_killed_ranks_lose_nothing(tmp_path, told, killed):
+    """Interrupted in several ways, one after the other: the end is that of a run that nobody disturbed."""
     code, output = Running(tmp_path / "straight", STEPS).ended()
     assert code == 0, output
     wanted = digests(output)
     home = tmp_path / "interrupted"
-    for number, whom in ((signal.SIGTERM, "rank"), (signal.SIGUSR2, "mpirun")):
+    for whom in told:
         job = Running(home)
-        os.kill(job.pid(1) if whom == "rank" else job.trains().process.pid, number)
+        os.kill(job.pid(1) if whom == "a rank" else job.trains().process.pid, SIGNALS[whom])
         code, output = job.ended()
         assert code == 85, output
         saved = job.checkpoints()[-1]
-        assert f"stopped by {number.name} and saved in {saved}" in output
-    for whom in ([1], [0, 1]):
+        assert f"stopped by {SIGNALS[whom].name} and saved in {saved}" in output
+    for ranks in killed:
         job = Running(home)
         before = job.checkpoints()[-1]
-        pids = [job.pid(rank) for rank in whom]
+        pids = [job.pid(rank) for rank in ranks]
         job.wait_for(lambda job=job, before=before: job.checkpoints()[-1] != before)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
