@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from hpctk.errors import TensorError as TensorError
     from hpctk.methods.adacons import AdaCons as AdaCons
     from hpctk.methods.celgc import CELGC as CELGC
+    from hpctk.methods.core.period_rule import QSR as QSR
+    from hpctk.methods.diloco import DiLoCo as DiLoCo
     from hpctk.methods.easgd import EASGD as EASGD
     from hpctk.methods.ef21 import EF21 as EF21
     from hpctk.methods.episode import EPISODE as EPISODE
@@ -65,6 +67,8 @@ _HOMES = {
     "CELGC": "methods.celgc",
     "EPISODE": "methods.episode",
     "EF21": "methods.ef21",
+    "DiLoCo": "methods.diloco",
+    "QSR": "methods.core.period_rule",
     "LocalSGD": "methods.local_sgd",
     "EASGD": "methods.easgd",
     "LGRAWA": "methods.grawa",

@@ -15,6 +15,7 @@ METHODS = {
     "CELGC": "celgc",
     "EPISODE": "episode",
     "EF21": "ef21",
+    "DiLoCo": "diloco",
     "Mean": "mean",
     "LocalSGD": "local_sgd",
     "EASGD": "easgd",
