@@ -55,6 +55,7 @@ class DiLoCo(LocalStepMethod):
     nesterov: bool = setting(True, "whether the outer momentum is Nesterov's")
     compressor: Compressor | None = setting(None, **DIFFERENCES)
     feedback: float = setting(1.0, "what is kept of a residual from round to round", at_least=0, at_most=1)
+    reduce: str = setting("mean", "what the sum of an element is divided by: the number of ranks", choices=("mean",))
     fragments: int = setting(1, "runs of tensors that take turns", at_least=1)
     delay: int = setting(0, "local steps during which a fragment travels; below period / fragments", at_least=0)
     mixing: float = setting(
