@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpctk.checkpoint import save_checkpoint as save_checkpoint
     from hpctk.collectives.allreduce import allreduce as allreduce
     from hpctk.compressors import QSGD as QSGD
+    from hpctk.compressors import ChunkTopK as ChunkTopK
     from hpctk.compressors import Half as Half
     from hpctk.compressors import Identity as Identity
     from hpctk.compressors import PowerSGD as PowerSGD
@@ -80,6 +81,7 @@ _HOMES = {
     "Identity": "compressors",
     "Half": "compressors",
     "TopK": "compressors",
+    "ChunkTopK": "compressors",
     "RandomK": "compressors",
     "Sign": "compressors",
     "QSGD": "compressors",
