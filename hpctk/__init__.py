@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from hpctk.methods.mean import Mean as Mean
     from hpctk.methods.saef import SAEF as SAEF
     from hpctk.methods.sasg import SASG as SASG
+    from hpctk.methods.sparse_loco import SparseLoCo as SparseLoCo
     from hpctk.optimizer import DistributedOptimizer as DistributedOptimizer
     from hpctk.telemetry.settings import StatsSettings as StatsSettings
 
@@ -69,6 +70,7 @@ _HOMES = {
     "EPISODE": "methods.episode",
     "EF21": "methods.ef21",
     "DiLoCo": "methods.diloco",
+    "SparseLoCo": "methods.sparse_loco",
     "QSR": "methods.core.period_rule",
     "LocalSGD": "methods.local_sgd",
     "EASGD": "methods.easgd",

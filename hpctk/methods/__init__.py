@@ -16,6 +16,7 @@ METHODS = {
     "EPISODE": "episode",
     "EF21": "ef21",
     "DiLoCo": "diloco",
+    "SparseLoCo": "sparse_loco",
     "Mean": "mean",
     "LocalSGD": "local_sgd",
     "EASGD": "easgd",

@@ -40,6 +40,12 @@ from hpctk.methods.core.period_rule import A_RULE, QSR, rule_by_name
 from hpctk.methods.core.replica import Replica, restore
 from hpctk.settings import documented, setting
 
+#: The setting that says how what the ranks have sent is put together.
+REDUCE: dict[str, Any] = {
+    "meaning": "what an element's sum is divided by: the number of ranks, or of those that have sent it",
+    "choices": ("mean", "contributors"),
+}
+
 
 @documented
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class DiLoCo(LocalStepMethod):
     nesterov: bool = setting(True, "whether the outer momentum is Nesterov's")
     compressor: Compressor | None = setting(None, **DIFFERENCES)
     feedback: float = setting(1.0, "what is kept of a residual from round to round", at_least=0, at_most=1)
-    reduce: str = setting("mean", "what the sum of an element is divided by: the number of ranks", choices=("mean",))
+    reduce: str = setting("mean", **REDUCE)
     fragments: int = setting(1, "runs of tensors that take turns", at_least=1)
     delay: int = setting(0, "local steps during which a fragment travels; below period / fragments", at_least=0)
     mixing: float = setting(
@@ -73,6 +79,8 @@ class DiLoCo(LocalStepMethod):
             )
         if self.delay and self.compressor is not None and self.compressor.combines == "own":
             raise SettingError(f"delay={self.delay}: {self.compressor!r} cannot travel while local steps go on")
+        if self.delay and self.reduce != "mean":
+            raise SettingError(f"reduce={self.reduce!r}: cannot be found out while local steps go on; leave out delay")
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> DilocoRun:
         """Return DiLoCo at work on a replica. Collective over the communicator."""
@@ -96,7 +104,11 @@ class DilocoRun(ModelRun):
         super().__init__(replica, base, settings.period, settings.period_rule)
         self._settings = settings
         self.common = CommonModel(
-            replica, settings.compressor, feedback=settings.feedback, fragments=settings.fragments
+            replica,
+            settings.compressor,
+            feedback=settings.feedback,
+            reduce=settings.reduce,
+            fragments=settings.fragments,
         )
         self.momentum = [torch.zeros_like(x.x.flat) for x in self.common.fragments] if settings.outer_momentum else []
         self.slot = 0

@@ -52,6 +52,7 @@ METHODS = {
     "EF21": hpctk.EF21(hpctk.TopK(0.1)),
     "DiLoCo": hpctk.DiLoCo(period=2),
     "DiLoCo streaming": hpctk.DiLoCo(period=4, fragments=2, delay=1, compressor=hpctk.TopK(0.3)),
+    "SparseLoCo": hpctk.SparseLoCo(period=2, k=2, chunk=4),
     "CELGC TopK": hpctk.CELGC(0.1, period=2, compressor=hpctk.TopK(0.3)),
     "LocalSGD": hpctk.LocalSGD(period=2),
     "EASGD": hpctk.EASGD(period=2),

@@ -44,14 +44,22 @@ class CommonModel:
         Used by a copy of it.
     feedback : float
         What is kept of a residual from round to round.
+    reduce : str
+        As in `compressed_mean`.
     fragments : int
         Runs of tensors that travel each by itself, of about as many elements.
     """
 
     def __init__(
-        self, replica: Replica, compressor: Compressor | None, *, feedback: float = 1.0, fragments: int = 1
+        self,
+        replica: Replica,
+        compressor: Compressor | None,
+        *,
+        feedback: float = 1.0,
+        reduce: str = "mean",
+        fragments: int = 1,
     ) -> None:
-        self._replica, self.feedback = replica, feedback
+        self._replica, self.feedback, self.reduce = replica, feedback, reduce
         self.compressor = deepcopy(compressor)
         if self.compressor is not None:
             self.compressor.set_rank(replica.world.rank)
@@ -175,7 +183,8 @@ class Fragment:
             dense_mean(here, tensors, schedule)
         else:
             self._decay()
-            compressed_mean(here, tensors, compressor, residuals, schedule, checked=checked)
+            reduce = self._common.reduce
+            compressed_mean(here, tensors, compressor, residuals, schedule, checked=checked, reduce=reduce)
         return self._taken().flat
 
     def start(self, lanes: range) -> None:
