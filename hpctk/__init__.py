@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hpctk.checkpoint import save_checkpoint as save_checkpoint
     from hpctk.collectives.allreduce import allreduce as allreduce
     from hpctk.compressors import QSGD as QSGD
+    from hpctk.compressors import ChunkTopK as ChunkTopK
     from hpctk.compressors import Half as Half
     from hpctk.compressors import Identity as Identity
     from hpctk.compressors import PowerSGD as PowerSGD
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from hpctk.errors import TensorError as TensorError
     from hpctk.methods.adacons import AdaCons as AdaCons
     from hpctk.methods.celgc import CELGC as CELGC
+    from hpctk.methods.core.period_rule import QSR as QSR
+    from hpctk.methods.diloco import DiLoCo as DiLoCo
     from hpctk.methods.easgd import EASGD as EASGD
     from hpctk.methods.ef21 import EF21 as EF21
     from hpctk.methods.episode import EPISODE as EPISODE
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from hpctk.methods.mean import Mean as Mean
     from hpctk.methods.saef import SAEF as SAEF
     from hpctk.methods.sasg import SASG as SASG
+    from hpctk.methods.sparse_loco import SparseLoCo as SparseLoCo
     from hpctk.optimizer import DistributedOptimizer as DistributedOptimizer
     from hpctk.telemetry.settings import StatsSettings as StatsSettings
 
@@ -65,6 +69,9 @@ _HOMES = {
     "CELGC": "methods.celgc",
     "EPISODE": "methods.episode",
     "EF21": "methods.ef21",
+    "DiLoCo": "methods.diloco",
+    "SparseLoCo": "methods.sparse_loco",
+    "QSR": "methods.core.period_rule",
     "LocalSGD": "methods.local_sgd",
     "EASGD": "methods.easgd",
     "LGRAWA": "methods.grawa",
@@ -76,6 +83,7 @@ _HOMES = {
     "Identity": "compressors",
     "Half": "compressors",
     "TopK": "compressors",
+    "ChunkTopK": "compressors",
     "RandomK": "compressors",
     "Sign": "compressors",
     "QSGD": "compressors",

@@ -2,7 +2,7 @@
 
 The result is that of `compressed_mean` of all tensors at once:
 
-- "gathered", "signs": a bucket's packets are all-gathered, and decoded in rank order at the end: the same bits;
+- "gathered", "signs", "lists": a bucket's packets are all-gathered, decoded in rank order at the end: the same bits;
 - "pairs": a bucket's elements are all-gathered where those of the whole model would be (or between two ranks, whose
   sums know one order), and merged at the end; elsewhere they are only chosen early, and summed at the end as one
   sparse vector: the same bits;
@@ -237,7 +237,7 @@ class BucketedMean:
         for data in bucket.chosen.wait():
             for (lo, hi), (name, packet) in zip(pairwise(edges), packets.items(), strict=True):
                 part = torch.from_numpy(data[lo:hi]).to(bucket.like.device)
-                sums[name] += self._compressor.decompress(replace(packet, data=part))
+                self._compressor.add_to(sums[name].view(-1), replace(packet, data=part))
         for total in sums.values():
             total /= self._here.size
         results.update(sums)

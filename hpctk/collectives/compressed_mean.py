@@ -4,9 +4,12 @@ All tensors travel together: those that are left alone as they are, in one all-r
 compressor's `combines` names (`EXCHANGES`):
 
 - "summed" (Identity, Half, RandomK): one all-reduce of the packets' values;
-- "gathered", "signs" (QSGD, Sign): one message of each rank, which every rank decodes in rank order;
+- "gathered", "signs", "lists" (QSGD, Sign, ChunkTopK): one message of each rank, which all decode in rank order;
 - "pairs" (TopK): the chosen elements of all tensors as one sparse vector, in one sparse all-reduce;
 - "own" (PowerSGD): the compressor says what to all-reduce.
+
+With reduce="contributors" the sum of an element is divided by the number of ranks that sent it, not by that of all
+(`BY_CONTRIBUTORS`): the same where every rank sends every element, or all ranks the same ones.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from hpctk import torch_private
 from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_messages import gather_messages
+from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.sparse_allreduce import reduce_pairs
 from hpctk.comm import buffers
 from hpctk.comm.collective import collective
@@ -54,6 +58,7 @@ def compressed_mean(
     schedule: str = "auto",
     *,
     checked: bool = False,
+    reduce: str = "mean",
 ) -> None:
     """Replace tensors by the mean over all ranks of what the compressor carries of them.
 
@@ -69,6 +74,8 @@ def compressed_mean(
         Of dense all-reduces.
     checked : bool
         Whether all ranks know that `refuse_bad_sums` refuses nothing on any of them: then they need not ask each other.
+    reduce : str
+        What the sum of an element is divided by: "mean", the number of ranks; "contributors", of those who sent it.
     """
     layout = layout_of(compressor, tensors)
     if layout.excluded:
@@ -82,7 +89,8 @@ def compressed_mean(
     with engine_of(here).span(
         label(chosen), type(compressor).__name__, elements=int(layout.edges[-1]), dense_bytes=layout.dense_bytes
     ) as span:
-        EXCHANGES[compressor.combines](Exchange(here, chosen, compressor, residuals, schedule, span, layout))
+        ways = EXCHANGES if reduce == "mean" else BY_CONTRIBUTORS
+        ways[compressor.combines](Exchange(here, chosen, compressor, residuals, schedule, span, layout))
 
 
 class Layout:
@@ -266,19 +274,46 @@ def _summed(exchange: Exchange) -> None:
 
 
 def _gathered(exchange: Exchange) -> None:
-    here, tensors, packets = exchange.here, exchange.tensors, exchange.packets()
-    mine = torch.cat([packet.data for packet in packets.values()]).cpu().numpy()
-    edges = np.cumsum([0, *(packet.nbytes for packet in packets.values())])
-    messages = gather_messages(here, ring.allgather(here.size), mine)
+    here, tensors = exchange.here, exchange.tensors
+    messages = _everyone(exchange)
     with exchange.span.decompressing():
         for tensor in tensors.values():
             tensor.zero_()
-        for data in messages:
-            for (lo, hi), (name, tensor) in zip(pairwise(edges), tensors.items(), strict=True):
-                part = torch.from_numpy(data[lo:hi]).to(tensor.device)
-                tensor += exchange.compressor.decompress(replace(packets[name], data=part))
+        for packets in messages:
+            for name, tensor in tensors.items():
+                exchange.compressor.add_to(tensor.view(-1), packets[name])
         for tensor in tensors.values():
             tensor /= here.size
+
+
+def _contributed(exchange: Exchange) -> None:
+    compressor, messages = exchange.compressor, _everyone(exchange)
+    with exchange.span.decompressing():
+        for name, tensor in exchange.tensors.items():
+            total, senders = tensor.zero_().view(-1), np.zeros(tensor.numel(), np.int32)
+            for packets in messages:
+                compressor.add_to(total, packets[name])
+                senders[compressor.places(packets[name])] += 1
+            total /= torch.from_numpy(np.maximum(senders, 1, out=senders)).to(tensor.device)
+
+
+def _everyone(exchange: Exchange) -> list[dict[str, Packet]]:
+    """Return the packets of all ranks, in rank order. Collective over the communicator."""
+    here, mine = exchange.here, exchange.packets()
+    whole = torch.cat([packet.data for packet in mine.values()])
+    lengths = np.array([[packet.nbytes for packet in mine.values()]])
+    if exchange.compressor.combines == "pairs" and exchange.layout.counts is None:
+        # Else a tensor's size tells, on all ranks alike.
+        lengths = gather_rows(here, lengths[0])
+    ends = np.broadcast_to(lengths.cumsum(1), (here.size, len(mine)))
+    messages = gather_messages(here, ring.allgather(here.size), whole.cpu().numpy())
+    return [
+        {
+            name: replace(packet, data=part.to(packet.data.device))
+            for (name, packet), part in zip(mine.items(), torch.from_numpy(data).tensor_split(cuts[:-1]), strict=True)
+        }
+        for data, cuts in zip(messages, ends.tolist(), strict=True)
+    ]
 
 
 def _pairs(exchange: Exchange) -> None:
@@ -415,5 +450,8 @@ EXCHANGES: Mapping[str, Callable[[Exchange], None]] = {
     "gathered": _gathered,
     "signs": _gathered,
     "pairs": _pairs,
+    "lists": _gathered,
     "own": _own,
 }
+#: The same where sums are divided by the number of those who sent an element.
+BY_CONTRIBUTORS: Mapping[str, Callable[[Exchange], None]] = {**EXCHANGES, "pairs": _contributed, "lists": _contributed}

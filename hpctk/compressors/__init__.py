@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from hpctk.compressors.chunk_top_k import ChunkTopK
 from hpctk.compressors.core.compressor import Compressor, Residuals
 from hpctk.compressors.core.packet import Packet
 from hpctk.compressors.half import Half
@@ -26,6 +27,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
     "identity": Identity,
     "half": Half,
     "topk": TopK,
+    "chunktopk": ChunkTopK,
     "randomk": RandomK,
     "sign": Sign,
     "qsgd": QSGD,
@@ -39,6 +41,7 @@ __all__ = [
     "A_COMPRESSOR",
     "COMPRESSORS",
     "QSGD",
+    "ChunkTopK",
     "Compressor",
     "Half",
     "Identity",

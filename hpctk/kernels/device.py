@@ -32,6 +32,22 @@ def top_k(values: torch.Tensor, k: int) -> torch.Tensor:
     return torch.nonzero(above).flatten().to(dtype)
 
 
+def pick_chunks(values: torch.Tensor, k: int, chunk: int) -> torch.Tensor:
+    """Return the ascending indices of the largest magnitudes of every chunk: k of a whole one, in proportion else."""
+    n = values.numel()
+    whole = n // chunk * chunk
+    found = [torch.nonzero(_largest_of_rows(_magnitude(values[:whole].view(-1, chunk)), k).view(-1)).view(-1)]
+    if whole < n:
+        found.append(top_k(values[whole:], max(1, k * (n - whole) // chunk)) + whole)
+    return torch.cat(found).to(torch.int32 if n <= 2**31 else torch.int64)
+
+
+def _largest_of_rows(magnitude: torch.Tensor, k: int) -> torch.Tensor:
+    threshold = torch.topk(magnitude, k, dim=1, sorted=False).values.amin(1, keepdim=True)
+    above, ties = magnitude > threshold, magnitude == threshold
+    return above | (ties & (ties.cumsum(1) <= k - above.sum(1, keepdim=True)))
+
+
 def scatter_add(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
     """Add values at indices, in place. Out of bounds: nothing is written."""
     same_length(indices, values)

@@ -278,13 +278,145 @@ def feed_small(source: Array, gradient: Array, inf: Any, indices: Array, values:
     """
     bad = pick_small(source, gradient, source.dtype.type(1), inf, indices, values)
     if bad < 0:
-        add_and_clear(source, gradient, indices, 0)
+        add_and_clear(source, gradient, indices, None, 0)
     return bad
 
 
 @compiled
-def add_and_clear(source: Array, gradient: Array | None, cleared: Array, first: int) -> None:
-    """Add the gradient, in place, and write 0 at the cleared indices, which ascend and count from `first` on."""
+def pick_chunks(
+    source: Array,
+    other: Array | None,
+    weight: Any,
+    inf: Any,
+    sizes: tuple[int, int],
+    first: int,
+    room: Array,
+    indices: Array,
+    values: Array,
+) -> int:
+    """Find the largest magnitudes of every chunk: k of a whole one, in proportion of the last; `sizes` = (k, chunk).
+
+    Return -1, or the index of the first value that is inf or NaN. Indices ascend, and count from `first` on; of equal
+    magnitudes the lowest indices are taken. `room` holds two rows of magnitudes, as long as a chunk.
+
+    As many elements as blocks reach the k-th largest of the blocks' maxima, so at least k do, and few more in most
+    tensors: the choice is made among these.
+    """
+    k, chunk = sizes
+    tops, candidates, nothing = room[0], room[1], room.dtype.type(0)
+    found, guess = 0, nothing
+    for start in range(0, len(source), chunk):
+        stop = min(start + chunk, len(source))
+        wanted = k if stop - start == chunk else max(1, k * (stop - start) // chunk)
+        blocks = _block_tops(source[start:stop], None if other is None else other[start:stop], weight, tops)
+        if largest(tops[:blocks]) >= inf:
+            for i in range(start, stop):
+                if magnitude(source[i] if other is None else source[i] + weight * other[i]) >= inf:
+                    return i
+        if wanted > blocks:
+            guess = nothing
+        elif not wanted <= _count(tops[:blocks], guess) <= wanted + wanted // 2:
+            # Else that of the chunk before serves.
+            guess = _reached(tops[:blocks], wanted)
+        count = 0
+        for j in range(blocks):
+            if tops[j] < guess:
+                continue
+            base = start + j * BLOCK
+            if base + BLOCK <= stop:
+                mask = reaching(source, other, weight, guess, base)
+                while mask:
+                    i = base + lowest(mask)
+                    candidates[count] = magnitude(source[i] if other is None else source[i] + weight * other[i])
+                    count += 1
+                    mask &= mask - np.uint32(1)
+            else:
+                for i in range(base, stop):
+                    here = magnitude(source[i] if other is None else source[i] + weight * other[i])
+                    candidates[count] = here
+                    count += here >= guess
+        threshold = max(guess, _reached(candidates[:count], wanted))
+        ties = wanted
+        for i in range(count):
+            ties -= candidates[i] > threshold
+        for j in range(blocks):
+            if tops[j] < threshold:
+                continue
+            base = start + j * BLOCK
+            if base + BLOCK <= stop:
+                mask = reaching(source, other, weight, threshold, base)
+            else:
+                mask = np.uint32(0)
+                for i in range(base, stop):
+                    here = magnitude(source[i] if other is None else source[i] + weight * other[i])
+                    mask |= np.uint32(here >= threshold) << np.uint32(i - base)
+            while mask:
+                i = base + lowest(mask)
+                mask &= mask - np.uint32(1)
+                value = source[i] if other is None else source[i] + weight * other[i]
+                if magnitude(value) == threshold:
+                    if ties == 0:
+                        continue
+                    ties -= 1
+                indices[found] = first + i
+                values[found] = value
+                found += 1
+    return -1
+
+
+@compiled
+def _block_tops(source: Array, other: Array | None, weight: Any, tops: Array) -> int:
+    """Write the largest magnitude of every block; return how many blocks there are."""
+    whole = len(source) // BLOCK
+    for j in range(whole):
+        part = source[j * BLOCK : (j + 1) * BLOCK]
+        top = tops.dtype.type(0)
+        if other is None:
+            for i in range(BLOCK):
+                top = max(top, magnitude(part[i]))
+        else:
+            more = other[j * BLOCK : (j + 1) * BLOCK]
+            for i in range(BLOCK):
+                top = max(top, magnitude(part[i] + weight * more[i]))
+        tops[j] = top
+    if whole * BLOCK == len(source):
+        return whole
+    tops[whole] = 0
+    for i in range(whole * BLOCK, len(source)):
+        here = magnitude(source[i] if other is None else source[i] + weight * other[i])
+        tops[whole] = max(tops[whole], here)
+    return whole + 1
+
+
+@compiled
+def _count(bits: Array, threshold: Any) -> int:
+    """Return how many magnitudes reach a threshold."""
+    count = 0
+    for i in range(len(bits)):
+        count += bits[i] >= threshold
+    return count
+
+
+@compiled
+def _reached(bits: Array, k: int) -> Any:
+    """Return a magnitude that just k of some reach, or the k-th largest itself where others equal that."""
+    reached = bits.dtype.type(0)
+    for bit in range(8 * bits.itemsize - 2, -1, -1):
+        trial = bits.dtype.type(reached | (np.uint64(1) << np.uint64(bit)))
+        count = _count(bits, trial)
+        if count >= k:
+            reached = trial
+            if count == k:
+                break
+    return reached
+
+
+@compiled
+def add_and_clear(source: Array, gradient: Array | None, cleared: Array, left: Array | None, first: int) -> None:
+    """Add the gradient, in place, and write `left`, or 0, at the cleared indices.
+
+    These ascend and count from `first` on.
+    """
     piece, j = 4096, 0
     for start in range(0, len(source), piece):
         part = source[start : start + piece]
@@ -295,7 +427,7 @@ def add_and_clear(source: Array, gradient: Array | None, cleared: Array, first: 
         # While it is in the cache.
         end = first + start + len(part)
         while j < len(cleared) and cleared[j] < end:
-            part[cleared[j] - first - start] = 0
+            part[cleared[j] - first - start] = 0 if left is None else left[j]
             j += 1
 
 

@@ -85,12 +85,48 @@ def feed_top_k(residual: Array, gradient: Array | None, k: int, *, threads: int 
     return found, values
 
 
-def add_and_clear(residual: Array, gradient: Array | None, cleared: Array, *, threads: int | None = None) -> None:
-    """Add the gradient to the residual, in place, and write +0.0 at the cleared indices, which ascend."""
+def pick_chunks(
+    source: Array, other: Array | None, k: int, chunk: int, *, threads: int | None = None
+) -> tuple[Array, Array]:
+    """Return indices, ascending, and values of the largest magnitudes of every chunk of source + other.
+
+    k of a whole chunk; of the last one, of m elements, max(1, floor(k * m / chunk)). See `pick_top_k`.
+    """
+    n, infinity = len(source), INFINITY[source.dtype.char]
+    indices = np.empty(kept_of_chunks(n, k, chunk), index_dtype(n))
+    values = np.empty(len(indices), source.dtype)
+    summed = _Values(source, other, source.dtype.type(1))
+    calls = []
+    for a, b in spans(n, threads, align=chunk):
+        lo, hi = kept_of_chunks(a, k, chunk), kept_of_chunks(b, k, chunk)
+        room = np.empty((2, min(chunk, n)), _unsigned(source))
+        calls.append((*summed.part(a, b), infinity, (k, chunk), a, room, indices[lo:hi], values[lo:hi]))
+    for call, bad in zip(calls, share(magnitude.pick_chunks, calls), strict=True):
+        if bad >= 0:
+            raise NotFinite(call[5] + bad)
+    return indices, values
+
+
+def kept_of_chunks(n: int, k: int, chunk: int) -> int:
+    """Return how many of n elements `pick_chunks` takes."""
+    whole, rest = divmod(n, chunk)
+    return whole * k + (max(1, k * rest // chunk) if rest else 0)
+
+
+def add_and_clear(
+    residual: Array, gradient: Array | None, cleared: Array, left: Array | None = None, *, threads: int | None = None
+) -> None:
+    """Add the gradient to the residual, in place, and write `left`, or +0.0, at the cleared indices, which ascend."""
     parts = spans(len(residual), threads)
     cuts = np.searchsorted(cleared, [a for a, _ in parts] + [len(residual)])
     calls = [
-        (residual[a:b], None if gradient is None else gradient[a:b], cleared[lo:hi], a)
+        (
+            residual[a:b],
+            None if gradient is None else gradient[a:b],
+            cleared[lo:hi],
+            None if left is None else left[lo:hi],
+            a,
+        )
         for (a, b), (lo, hi) in zip(parts, pairwise(cuts), strict=True)
     ]
     share(magnitude.add_and_clear, calls)

@@ -15,6 +15,8 @@ METHODS = {
     "CELGC": "celgc",
     "EPISODE": "episode",
     "EF21": "ef21",
+    "DiLoCo": "diloco",
+    "SparseLoCo": "sparse_loco",
     "Mean": "mean",
     "LocalSGD": "local_sgd",
     "EASGD": "easgd",

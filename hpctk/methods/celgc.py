@@ -8,8 +8,8 @@ Neural Networks", NeurIPS 2022, arXiv 2205.05040.
                            the base optimizer steps with that rate
 
 The norm is of the raw local gradient over all parameters, in float64. What travels: the model, once every
-`period` steps; never gradients, never the base optimizer's state. The model to evaluate is the mean of the
-workers.
+`period` steps, or with a compressor what it makes of the difference to the last average; never gradients, never the
+base optimizer's state. The model to evaluate is the mean of the workers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.compressors import Compressor
 from hpctk.methods.core.clipping import CLIP, Clipping, global_norm
 from hpctk.methods.core.method import LocalStepMethod, scaled_rates
-from hpctk.methods.core.model_step import ModelRun
+from hpctk.methods.core.model_step import DIFFERENCES, ModelRun
 from hpctk.methods.core.replica import Replica
 from hpctk.settings import documented, required, setting
 
@@ -38,6 +38,7 @@ class CELGC(LocalStepMethod):
 
     clip: float = field(metadata=required(CLIP, at_least=0, at_most=math.inf))
     period: int = setting(16, "local steps between averages", at_least=1)
+    compressor: Compressor | None = setting(None, **DIFFERENCES)
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> CelgcRun:
         """Return CELGC at work on a replica."""
@@ -48,7 +49,7 @@ class CelgcRun(ModelRun):
     """CELGC at work on one rank."""
 
     def __init__(self, settings: CELGC, replica: Replica, base: torch.optim.Optimizer) -> None:
-        super().__init__(replica, base, settings.period)
+        super().__init__(replica, base, settings.period, compressor=settings.compressor)
         self._clipping = Clipping(settings.clip, base)
 
     def local_step(self) -> None:
@@ -58,11 +59,6 @@ class CelgcRun(ModelRun):
         self.counts["clipped_steps"] += factor < 1
         with scaled_rates(self.base, factor):
             self.base.step()
-
-    def average(self) -> None:
-        """Replace the parameters by their mean over the workers. Collective over the communicator."""
-        values = self.replica.named(self.replica.values)
-        dense_mean(self.replica.world, values, self.replica.schedule, "parameters")
 
     def local_state(self) -> dict[str, Any]:
         """Return where in its period this rank is, and the rate at the start, which fixes the bound."""

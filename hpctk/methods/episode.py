@@ -107,13 +107,8 @@ class EpisodeRun(ModelRun):
         elif self.bad is None:
             self.bad = bad
         self.last_step_was_bad = self.skipped
-        self._count_step()
+        self.count_step()
         return value
-
-    def _count_step(self) -> None:
-        self.since_round += 1
-        if self.since_round >= self.period:
-            self.round()
 
     def _open(self, *, active: bool = True) -> bool:
         """Share the gradients at x, unless one is bad: then the round stays closed, and all ranks skip this step.
@@ -172,8 +167,7 @@ class EpisodeRun(ModelRun):
 
     def average(self) -> None:
         """Replace the parameters by their mean over the workers. Collective over the communicator."""
-        values = self.replica.named(self.replica.values)
-        dense_mean(self.replica.world, values, self.replica.schedule, "parameters")
+        super().average()
         self.own, self.mean, self.clips = {}, {}, None
 
     def idle(self) -> bool:

@@ -9,7 +9,11 @@ AISTATS 2024, arXiv 2403.04206.
                              beta_m = nhat_m^-1 / sum_j nhat_j^-1
                              x_C = sum_m beta_m*x_m;  x_m <- (1-pull)*x_m + pull*x_C
 
-What travels in a round: one number of each worker (MGRAWA) or one for each tensor (LGRAWA), then the model once.
+What travels in a round: one number of each worker (MGRAWA) or one for each tensor (LGRAWA), then the model once. With a
+compressor it is how far the worker is from the last x_C, times its weight, with error feedback:
+
+    p = e_m + N*beta_m*(x_C - x_m);  c_m = C(p);  e_m = p - c_m;  x_C <- x_C - mean_m c_m
+
 The base optimizer's state stays where it is. The model to evaluate is the plain mean of the workers.
 
 A round comes after `period` local steps of every worker; with asynchronous=True after `period` on average, as
@@ -31,10 +35,11 @@ import torch
 from hpctk import torch_private
 from hpctk.collectives.compressed_mean import dense_sum
 from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core.clipping import norms
 from hpctk.methods.core.method import LocalStepMethod
-from hpctk.methods.core.model_step import ModelRun
+from hpctk.methods.core.model_step import DIFFERENCES, ModelRun
 from hpctk.methods.core.replay import probing
 from hpctk.methods.core.replica import Replica, first_bad, restore
 from hpctk.methods.core.resharding import SavedRanks
@@ -70,6 +75,7 @@ class Grawa(LocalStepMethod):
     probe: Callable[[], Any] | None = setting(None, "runs forward and backward on a fresh random batch")
     asynchronous: bool = setting(False, "let fast workers do more local steps")
     time_budget_s: float | None = setting(None, "end training so many seconds after the optimizer was made", above=0)
+    compressor: Compressor | None = setting(None, **DIFFERENCES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,11 +131,16 @@ class GrawaRun(ModelRun):
 
     def __init__(self, settings: Grawa, replica: Replica, base: torch.optim.Optimizer) -> None:
         # In asynchronous mode tickets say when a round is due, never the number of own steps.
-        super().__init__(replica, base, sys.maxsize if settings.asynchronous else settings.period)
+        period = sys.maxsize if settings.asynchronous else settings.period
+        super().__init__(replica, base, period, compressor=settings.compressor)
         self._settings = settings
         self.lockstep = settings.lockstep
         self.tickets = Tickets(replica.world, settings.period) if settings.asynchronous else None
-        self.centre = replica.copies()
+        if self.common is None:
+            self.centre = replica.copies()
+        else:
+            self.common.begin()
+            self.centre = self.common.x
         self.weights: Any = None
         width = len(replica.names) if settings.layerwise else 1
         self._norms = np.full(width, NONE_YET)
@@ -218,7 +229,13 @@ class GrawaRun(ModelRun):
             bad = first_bad(self.replica.gradients()) is not None
             return np.full_like(self._norms, np.nan) if bad else self._own_norms()
 
+    def prepare_round(self) -> None:
+        """Do nothing: a worker without weight may hold anything."""
+
     def _form_centre(self, mine: Any) -> None:
+        if self.common is not None:
+            self._move_centre(mine)
+            return
         torch_private.foreach_copy_(self.centre, self.replica.values)
         if mine.any():
             torch_private.foreach_mul_(self.centre, np.broadcast_to(mine, len(self.centre)).tolist())
@@ -228,6 +245,18 @@ class GrawaRun(ModelRun):
             self.counts["rounds_without_weight"] += 1
         centre = self.replica.named(self.centre)
         dense_sum(self.replica.world, centre, self.replica.schedule, "parameters")
+
+    def _move_centre(self, mine: Any) -> None:
+        assert self.common is not None
+        (fragment,) = self.common.fragments
+        fragment.look()
+        weights = dict(zip(self.replica.names, np.broadcast_to(mine, len(self.centre)).tolist(), strict=True))
+        for name, part in zip(fragment.names, fragment.delta.parts, strict=True):
+            part.mul_(self.replica.world.size * weights[name])
+        if not mine.any():
+            fragment.delta.flat.zero_()
+            self.counts["rounds_without_weight"] += 1
+        fragment.x.flat.sub_(fragment.combine(checked=False))
 
     def shared_state(self) -> Mapping[str, torch.Tensor]:
         """Return the centre."""

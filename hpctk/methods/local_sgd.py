@@ -1,8 +1,11 @@
 """Local SGD: models averaged every `period` steps, nothing else.
 
 Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767; McMahan et al., AISTATS
-2017, arXiv 1602.05629. What travels: the model, once every `period` steps. The base optimizer's state stays
-where it is. The model to evaluate is the mean of the workers.
+2017, arXiv 1602.05629. What travels: the model, once every `period` steps; with a compressor what it makes of the
+difference to the last average, the rest of which travels later (methods/core/common_model.py). The base optimizer's
+state stays where it is. The model to evaluate is the mean of the workers.
+
+`period_rule=QSR(...)` lets the period grow as the learning rate falls (methods/core/period_rule.py).
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from typing import ClassVar
 
 import torch
 
-from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.compressors import Compressor
 from hpctk.methods.core.method import LocalStepMethod
-from hpctk.methods.core.model_step import ModelRun
+from hpctk.methods.core.model_step import DIFFERENCES, ModelRun
+from hpctk.methods.core.period_rule import A_RULE, QSR, rule_by_name
 from hpctk.methods.core.replica import Replica
 from hpctk.settings import documented, setting
 
@@ -28,16 +32,9 @@ class LocalSGD(LocalStepMethod):
     summary: ClassVar[str] = "models averaged every period steps"
 
     period: int = setting(16, "local steps between averages", at_least=1)
+    period_rule: QSR | None = setting(None, "says the period anew for each round", parser=rule_by_name, allowed=A_RULE)
+    compressor: Compressor | None = setting(None, **DIFFERENCES)
 
-    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> LocalSgdRun:
+    def begin(self, replica: Replica, base: torch.optim.Optimizer) -> ModelRun:
         """Return local SGD at work on a replica."""
-        return LocalSgdRun(replica, base, self.period)
-
-
-class LocalSgdRun(ModelRun):
-    """Local SGD at work on one rank."""
-
-    def average(self) -> None:
-        """Replace the parameters by their mean over the workers. Collective over the communicator."""
-        values = self.replica.named(self.replica.values)
-        dense_mean(self.replica.world, values, self.replica.schedule, "parameters")
+        return ModelRun(replica, base, self.period, self.period_rule, self.compressor)

@@ -185,3 +185,36 @@ def test_a_parameter_that_only_some_ranks_train(comm, part, world, mpi_tmp_path)
         assert float(state["step"]) == 3
         np.testing.assert_allclose(state["exp_avg"].numpy(), np.mean(moments, 0), rtol=1e-6)
     world.barrier()
+
+
+@pytest.mark.parametrize("name", ["diloco_topk", "celgc_sign", "mgrawa_topk"])
+def test_the_common_model_stays_and_its_residuals_keep_their_mean(resized, name):
+    files, job, comm = resized(name)
+    if job is None:
+        return
+    state = job.opt.local_state_dict()
+    for parameter, x in state["common"]["x"].items():
+        np.testing.assert_array_equal(x.numpy(), files[0][f"method/common/x/{parameter}"])
+    kept = under(files, "method/common/residuals/")
+    assert any(np.abs(rows).max() > 0 for rows in kept.values())
+    assert_near(mean_over(comm, state["common"]["residuals"]), {n: np.mean(rows, 0) for n, rows in kept.items()})
+    models = under(files, "model/state/")
+    for parameter, tensor in job.model.named_parameters():
+        np.testing.assert_allclose(tensor.detach().numpy(), np.mean(models[parameter], 0), rtol=1e-6, atol=1e-8)
+    job.train(5)
+    assert all(torch.isfinite(parameter).all() for parameter in job.model.parameters())
+
+
+def test_what_was_under_way_arrives_on_another_number_of_ranks(resized):
+    """The outer momentum, the period and the combined displacement are what they were."""
+    files, job, comm = resized("diloco_streaming")
+    if job is None:
+        return
+    state, saved = job.opt.local_state_dict(), under(files, "method/")
+    assert state["combined"]
+    for part in ("combined", "momentum"):
+        for parameter, tensor in state[part].items():
+            np.testing.assert_array_equal(tensor.numpy(), saved[f"{part}/{parameter}"][0])
+    assert (state["slot"], state["period"], state["t"]) == (1, 4, STEPS)
+    job.train(5)
+    assert len(set(comm.allgather(job.opt.stats.counts["rounds"]))) == 1

@@ -27,6 +27,7 @@ METHODS = {
     "CELGC": lambda: hpctk.CELGC(clip=1.0, period=1),
     "EPISODE": lambda: hpctk.EPISODE(clip=1.0, period=1),
     "EF21": lambda: hpctk.EF21(hpctk.TopK(0.5)),
+    "DiLoCo": lambda: hpctk.DiLoCo(period=1),
     "LocalSGD": lambda: hpctk.LocalSGD(period=1),
     "EASGD": lambda: hpctk.EASGD(period=1),
     "LSGD": lambda: hpctk.LSGD(period=1),

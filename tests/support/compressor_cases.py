@@ -5,7 +5,7 @@ import torch
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from hpctk.compressors import QSGD, Half, Identity, PowerSGD, RandomK, Sign, TopK
+from hpctk.compressors import QSGD, ChunkTopK, Half, Identity, PowerSGD, RandomK, Sign, TopK
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -16,6 +16,9 @@ MAKERS = {
     "half-bfloat16": lambda: Half("bfloat16"),
     "topk": lambda: TopK(0.3),
     "topk-all": lambda: TopK(1.0),
+    "chunktopk": ChunkTopK,
+    "chunktopk-signed": lambda: ChunkTopK(2, 64, 3, "signed"),
+    "chunktopk-exact": lambda: ChunkTopK(1, 5, None),
     "randomk": lambda: RandomK(0.3),
     "randomk-all": lambda: RandomK(1.0),
     "sign": Sign,
@@ -25,7 +28,7 @@ MAKERS = {
     "powersgd": lambda: PowerSGD(1),
     "powersgd-2": lambda: PowerSGD(2),
 }
-EXACT = ("identity", "topk", "randomk")
+EXACT = ("identity", "topk", "chunktopk-exact", "randomk")
 
 
 def is_exact(key):

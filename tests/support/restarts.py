@@ -35,6 +35,13 @@ METHODS = {
     "celgc": lambda: hpctk.CELGC(0.05, period=4),
     "episode": lambda: hpctk.EPISODE(0.05, period=4),
     "ef21_topk": lambda: hpctk.EF21(hpctk.TopK(0.1)),
+    "diloco": lambda: hpctk.DiLoCo(4),
+    "diloco_topk": lambda: hpctk.DiLoCo(4, compressor=hpctk.TopK(0.1)),
+    "sparseloco": lambda: hpctk.SparseLoCo(4, k=2, chunk=8),
+    # Step 6, at which checkpoints are saved, is within the delay of the second fragment.
+    "diloco_streaming": lambda: hpctk.DiLoCo(8, fragments=2, delay=2, mixing=0.5, period_rule=hpctk.QSR(0.03)),
+    "celgc_sign": lambda: hpctk.CELGC(0.05, period=4, compressor=hpctk.Sign()),
+    "mgrawa_topk": lambda: hpctk.MGRAWA(period=4, compressor=hpctk.TopK(0.1)),
     "localsgd": lambda: hpctk.LocalSGD(4),
     "easgd": lambda: hpctk.EASGD(),
     "lsgd": lambda: hpctk.LSGD(),

@@ -74,6 +74,9 @@ def page():
             text += "\n### LGRAWA\n\nAs MGRAWA.\n"
             continue
         text += f"\n### {name}\n" + table(settings_of(getattr(hpctk, name)))
+    text += "\n### QSR\n\nA `period_rule`; `qsr:ALPHA` or `qsr:ALPHA:STEPS` on a command line.\n" + table(
+        settings_of(hpctk.QSR)
+    )
     common = settings_of(hpctk.Identity)
     text += COMPRESSORS_HEAD + table(common)
     for kind in COMPRESSORS.values():

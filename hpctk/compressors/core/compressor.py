@@ -32,6 +32,7 @@ COMBINES = {
     "gathered": "every rank decodes those of all ranks, and adds",
     "signs": "gathered; one scale and packed signs, as Sign writes them, which a server may compress again",
     "pairs": "indices and values of some elements, summed by a sparse all-reduce: a SparseCompressor",
+    "lists": "gathered; a few elements of each rank, and their `places`",
     "own": "the compressor has an `aggregate` that says what is all-reduced: an Aggregating",
 }
 
@@ -102,6 +103,10 @@ class Compressor(ABC):
         if packet.data.dim() != 1 or not packet.data.is_contiguous():
             raise HpctkError("a packet's data must be one-dimensional and contiguous")
         return self._decode(packet).reshape(packet.shape)
+
+    def add_to(self, flat: torch.Tensor, packet: Packet) -> None:
+        """Add what a packet stands for to a flat tensor, in place."""
+        flat += self.decompress(packet).view(-1)
 
     def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
         """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.

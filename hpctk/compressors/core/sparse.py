@@ -206,12 +206,23 @@ class SparseCompressor(Compressor):
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         return _write(*self._take(flat), flat.numel(), flat.device)
 
+    def places(self, packet: Packet) -> Any:
+        """Return the indices of the elements that a packet carries.
+
+        Of one that is written as dense without all having been chosen, those that are not zero.
+        """
+        indices, values = self._read(packet)
+        return indices if len(indices) < packet.n or self.k(packet.n) == packet.n else indices[values != 0]
+
+    def _read(self, packet: Packet) -> tuple[Any, Any]:
+        if packet.data.dtype != torch.uint8:
+            raise HpctkError(f"a sparse packet of {arrays.dtype_name(packet.data.dtype)}: it must be of bytes")
+        return read(packet.data.cpu().numpy(), packet.n, arrays.dtype_name(packet.dtype))
+
     def _decode(self, packet: Packet) -> torch.Tensor:
         from hpctk.kernels import merge
 
-        if packet.data.dtype != torch.uint8:
-            raise HpctkError(f"a sparse packet of {arrays.dtype_name(packet.data.dtype)}: it must be of bytes")
-        indices, values = read(packet.data.cpu().numpy(), packet.n, arrays.dtype_name(packet.dtype))
+        indices, values = self._read(packet)
         out = torch.zeros(packet.n, dtype=packet.dtype)
         merge.scatter(arrays.unsigned(arrays.as_array(out)), indices, arrays.unsigned(values))
         return out.to(packet.data.device)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.compressors import A_COMPRESSOR, Compressor, by_name
+from hpctk.methods.core.common_model import CommonModel
+from hpctk.methods.core.period_rule import QSR
 from hpctk.methods.core.replica import Replica, first_bad
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.run import Closure, LocalStepRun, evaluate
-from hpctk.methods.core.step_status import LocalStatus
+from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
+
+#: The setting of methods that send models, for those who would rather send less.
+DIFFERENCES: dict[str, Any] = {
+    "meaning": "of what has changed since the last common model, with error feedback; the models themselves without",
+    "parser": by_name,
+    "allowed": A_COMPRESSOR,
+}
 
 
 class ModelRun(LocalStepRun):
-    """A model method at work: derive, and say what a round does.
+    """A model method at work: derive, and say what a round does, unless it replaces all models by their mean.
 
     A gradient that is NaN or infinite is not applied; its step counts all the same, and the others hear of
     it at the next round.
@@ -27,23 +36,44 @@ class ModelRun(LocalStepRun):
     base : torch.optim.Optimizer
     period : int
         Local steps between rounds.
+    rule : QSR, optional
+        Says it anew for every round; `period` is the least then.
+    compressor : Compressor, optional
+        What travels is the difference to the model that all had in common last, with error feedback.
     """
 
     #: Whether all ranks do as many steps between two rounds, so that their schedules of rates agree.
     lockstep = True
 
-    def __init__(self, replica: Replica, base: torch.optim.Optimizer, period: int) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        base: torch.optim.Optimizer,
+        period: int,
+        rule: QSR | None = None,
+        compressor: Compressor | None = None,
+    ) -> None:
         super().__init__(replica, base)
-        self.period = period
+        self.period = self._least = period
+        self._rule = rule
+        #: Local steps so far, t.
+        self.t = 0
+        self.common = None if compressor is None else CommonModel(replica, compressor)
         #: Local steps since the last round.
         self.since_round = 0
         #: The first parameter with a bad gradient since the last round.
         self.bad: int | None = None
         self.last_step_was_bad = False
 
-    @abstractmethod
     def average(self) -> None:
-        """Let the models of all ranks come together. Collective over the communicator. In place."""
+        """Let the models of all ranks come together: in their mean. Collective over the communicator. In place."""
+        if self.common is None:
+            values = self.replica.named(self.replica.values)
+            dense_mean(self.replica.world, values, self.replica.schedule, "parameters")
+        else:
+            (fragment,) = self.common.fragments
+            fragment.x.flat.sub_(fragment.combine())
+            self.replica.load(self.common.x)
 
     def local_step(self) -> None:
         """Let the base optimizer step on the local gradient."""
@@ -55,6 +85,7 @@ class ModelRun(LocalStepRun):
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do a local step, and a round where one is due."""
         value = evaluate(closure)
+        self.begin_step()
         self.note_loss(value if loss is None else loss)
         bad = first_bad(self.replica.gradients())
         if bad is None:
@@ -63,10 +94,28 @@ class ModelRun(LocalStepRun):
             self.bad = bad
         self.last_step_was_bad = self.skipped = bad is not None
         self.after_local_step()
+        self.count_step()
+        return value
+
+    def begin_step(self) -> None:
+        """Learn how long the round is that begins, and hold on to the model that all ranks have in common. Local."""
+        if self.since_round == 0:
+            self.period = self.next_period()
+        if self.common is not None:
+            self.common.begin()
+
+    def next_period(self) -> int:
+        """Return the number of local steps of the round that begins."""
+        if self._rule is None:
+            return self._least
+        return self._rule.period(self._least, float(self.base.param_groups[0]["lr"]), self.t)
+
+    def count_step(self) -> None:
+        """Count a local step, applied or not, and do a round where one is due."""
+        self.t += 1
         self.since_round += 1
         if self.since_round >= self.period:
             self.round()
-        return value
 
     def note_loss(self, loss: Any) -> None:
         """Take note of the loss of this step, None where nobody told; for methods that ask."""
@@ -77,19 +126,45 @@ class ModelRun(LocalStepRun):
 
     def round(self, *, active: bool = True) -> bool:
         """Do a round; return whether any rank has data left. Collective over the communicator."""
-        groups = self.base.param_groups if self.lockstep else []
-        mine = LocalStatus((), self.bad, active)
-        status = self.replica.status.exchange(mine, groups, self.shared_state, self.period, operation="opening a round")
-        self.bad = None
+        status = self.open_round(active=active)
         self.since_round = 0
         self.skip_or_raise(status)
         self.average()
         self.counts["rounds"] += 1
         return status.active
 
+    def open_round(self, *, active: bool) -> StepStatus:
+        """Prepare a round, and learn what all ranks have to say. Collective over the communicator."""
+
+        def find() -> LocalStatus:
+            self.prepare_round()
+            return LocalStatus((), self.bad, active)
+
+        groups = self.base.param_groups if self.lockstep else []
+        status = self.replica.status.exchange(
+            prepared(find),
+            groups,
+            self.shared_state,
+            self.period,
+            operation="opening a round",
+            period=None if self._rule is None else self.period,
+        )
+        self.bad = None
+        if not active and status.period is not None:
+            self.period = status.period
+        return status
+
+    def prepare_round(self) -> None:
+        """Raise TensorError where this rank has nothing that can be sent. Local; changes nothing that lasts."""
+        if self.common is not None:
+            self.common.begin()
+            for fragment in self.common.fragments:
+                fragment.look()
+                fragment.check()
+
     def shared_state(self) -> Mapping[str, torch.Tensor]:
-        """Return nothing: between rounds every worker has a model of its own."""
-        return {}
+        """Return the last common model, where it is kept; between rounds every worker has a model of its own."""
+        return {} if self.common is None else self.replica.named(self.common.x)
 
     def mean_parameters(self) -> list[torch.Tensor]:
         """Return the mean of all ranks' parameters, as new tensors. Collective over the communicator."""
@@ -98,17 +173,25 @@ class ModelRun(LocalStepRun):
         return mean
 
     def local_state(self) -> dict[str, Any]:
-        """Return where in its period this rank is, and what the others are to hear at the next round."""
-        return {"since_round": self.since_round, "bad": self.bad, "last_step_was_bad": self.last_step_was_bad}
+        """Return where in its period this rank is, what the others are to hear at the next round, the common model."""
+        state = {"since_round": self.since_round, "bad": self.bad, "last_step_was_bad": self.last_step_was_bad}
+        if self._rule is not None:
+            state |= {"period": self.period, "t": self.t}
+        return state if self.common is None else {**state, "common": self.common.state_dict()}
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned."""
         self.since_round = int(state["since_round"])
         self.bad, self.last_step_was_bad = state["bad"], bool(state["last_step_was_bad"])
+        if self._rule is not None:
+            self.period, self.t = int(state["period"]), int(state["t"])
+        if self.common is not None:
+            self.common.load_state_dict(state["common"])
 
     def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return rank 0's state; a bad gradient that nobody has heard of is forgotten."""
-        return {**super().resized_state(earlier), "bad": None}
+        state = {**super().resized_state(earlier), "bad": None}
+        return state if self.common is None else {**state, "common": CommonModel.resized_state(earlier, "common")}
 
     def evaluated_parameters(self) -> list[torch.Tensor] | None:
         """Return the mean of the workers. Collective over the communicator."""

@@ -8,6 +8,7 @@
     the first bad gradient                                           all ranks skip the step, or all raise
     the rank, where preparing the step failed                        all ranks raise its error
     whether this rank has data left                                  `active`, and who leads those that have none
+    the local steps of a round, where a rule says them               MismatchError: the rule sees different rates
 
 Nothing that lasts has changed when the message is sent, so whatever comes of it leaves the state of the step before.
 """
@@ -46,12 +47,15 @@ class StepStatus:
         Whether any rank still has data.
     leader : int or None
         The lowest rank that has data, where another has none.
+    period : int or None
+        Of the ranks that have data, where it was compared.
     """
 
     has: tuple[bool, ...]
     bad: tuple[int, str] | None
     active: bool
     leader: int | None
+    period: int | None = None
 
 
 @dataclass
@@ -120,6 +124,7 @@ class StatusExchange:
         shared: Shared,
         steps: int = 1,
         operation: str = "opening a step",
+        period: int | None = None,
     ) -> StepStatus:
         """Tell the others, and return what all together have said. Collective over the communicator.
 
@@ -133,11 +138,14 @@ class StatusExchange:
         steps : int
             Steps between two openings, where not every step has one.
         operation : str
+        period : int or None
+            Local steps of this round, to be compared; on all ranks, or on none.
         """
         here, size = self.world, self.world.size
         present, same = digest_of(bytes(mine.present)), self._identity()
         looks = self._samples(groups, shared, steps) if mine.active and mine.error is None else None
         sample = NONE if looks is None else digest_of(repr(looks).encode())
+        periods = [period, -period] if period is not None and mine.active and mine.error is None else [NONE, NONE]
         least = here.minimum(
             [
                 present,
@@ -150,6 +158,7 @@ class StatusExchange:
                 here.rank if mine.active else size,
                 int(mine.active),
                 size if mine.error is None else here.rank,
+                *(() if period is None else periods),
             ],
             operation,
         )
@@ -158,6 +167,12 @@ class StatusExchange:
         self.opened += 1
         if least[9] < size:
             raise here.shared_error(mine.error, least[9], operation) from mine.error
+        of_all = least[10] if period is not None and least[7] < size else None
+        if of_all is not None and of_all != -least[11]:
+            raise MismatchError(
+                f"{operation}: it comes after {of_all} local steps on one rank and after {-least[11]} on another. A "
+                "rule for the period must find the same learning rate and the same number of steps on every rank."
+            )
         # Ranks without data have followed no schedule of rates since.
         if least[8] and looks is not None and least[4] != -least[5]:
             self._refuse_drift(looks)
@@ -165,7 +180,7 @@ class StatusExchange:
         if least[0] != -least[1]:
             has = [not lacking for lacking in here.minimum([int(not one) for one in has], operation)]
         leader = least[7] if least[7] < size and not least[8] else None
-        return StepStatus(tuple(has), self._decoded(least[6]), least[7] < size, leader)
+        return StepStatus(tuple(has), self._decoded(least[6]), least[7] < size, leader, of_all)
 
     def _identity(self) -> int:
         return digest_of(b"%d %d %d" % (self.number, self.opened, self._layout))

@@ -30,6 +30,8 @@ METHODS = {
     "CELGC": lambda: hpctk.CELGC(clip=0.02, period=2),
     "EPISODE": lambda: hpctk.EPISODE(clip=0.02, period=2),
     "EF21": lambda: hpctk.EF21(hpctk.TopK(0.1)),
+    "DiLoCo": lambda: hpctk.DiLoCo(period=2),
+    "DiLoCo streaming": lambda: hpctk.DiLoCo(period=4, fragments=2, delay=1, compressor=hpctk.TopK(0.3)),
     "LocalSGD": lambda: hpctk.LocalSGD(period=3),
     "EASGD": lambda: hpctk.EASGD(period=2),
 }

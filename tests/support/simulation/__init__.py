@@ -4,7 +4,7 @@
 constructor. Nothing here imports hpctk.
 """
 
-from . import adacons, baselines, celgc, ef21, episode, grawa, saef, sasg
+from . import adacons, baselines, celgc, diloco, ef21, episode, grawa, saef, sasg
 
 #: The simulation of each method, by the name of its constructor.
 SIMULATIONS = {
@@ -16,6 +16,7 @@ SIMULATIONS = {
     "CELGC": celgc.simulate,
     "EPISODE": episode.simulate,
     "EF21": ef21.simulate,
+    "DiLoCo": diloco.simulate,
     "Mean": baselines.mean,
     "LocalSGD": baselines.local_sgd,
     "EASGD": baselines.easgd,

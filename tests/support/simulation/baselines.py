@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from . import tensors
 from .compress import per_tensor
-from .optimizers import Base, Schedule
+from .optimizers import Base, Schedule, rates
 from .problem import FixedProblem
 from .tensors import Tensors
 from .trajectory import Trajectory
-from .workers import Clip, Workers
+from .workers import Average, Clip, Workers
 
 
 def unit(gradient: Tensors) -> Tensors:
@@ -62,15 +62,21 @@ def local_sgd(
     lr: Schedule | None = None,
     period: int = 16,
     starts: Sequence[Tensors] | None = None,
+    compressor=None,
+    period_rule=None,
 ) -> Trajectory:
     """Log: local (parameters before averaging)."""
     workers, trajectory = Workers(problem, base, lr, starts), Trajectory()
+    average, until = Average(workers, compressor), 0
     for t in range(steps):
-        for k in range(workers.size):
-            workers.step(k, workers.gradient(k, t))
+        gradients = [workers.gradient(k, t) for k in range(workers.size)]
+        if t == until:
+            until += period if period_rule is None else period_rule(period, rates(workers.optimizers[0])[0], t)
+        for k, gradient in enumerate(gradients):
+            workers.step(k, gradient)
         local = list(workers.x)
-        if (t + 1) % period == 0:
-            workers.x = [workers.mean()] * workers.size
+        if t + 1 == until:
+            average()
         trajectory.record(workers.x, workers.mean(), local=local)
     return trajectory
 

@@ -9,7 +9,7 @@ from .optimizers import Base, Schedule, rates
 from .problem import FixedProblem
 from .tensors import Tensors
 from .trajectory import Trajectory
-from .workers import Clip, Workers
+from .workers import Average, Clip, Workers
 
 
 def simulate(
@@ -21,9 +21,11 @@ def simulate(
     clip: float,
     period: int = 16,
     starts: Sequence[Tensors] | None = None,
+    compressor=None,
 ) -> Trajectory:
     """Log: norms; rates (of the first group) and factors (rate / lr); local (x^i before averaging)."""
     workers, trajectory = Workers(problem, base, lr, starts), Trajectory()
+    average = Average(workers, compressor)
     rule = Clip(clip, workers.optimizers[0])
     for t in range(steps):
         norms, factors, used = [], [], []
@@ -35,6 +37,6 @@ def simulate(
             workers.step(k, gradient, factors[-1])
         local = list(workers.x)
         if (t + 1) % period == 0:
-            workers.x = [workers.mean()] * workers.size
+            average()
         trajectory.record(workers.x, workers.mean(), norms=norms, rates=used, factors=factors, local=local)
     return trajectory

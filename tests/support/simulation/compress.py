@@ -1,4 +1,4 @@
-"""TopK, Sign and Identity: what arrives after compressing and decompressing one tensor."""
+"""TopK, ChunkTopK, Sign and Identity: what arrives after compressing and decompressing one tensor."""
 
 from __future__ import annotations
 
@@ -36,6 +36,50 @@ class TopK:
         result = np.zeros(flat.size)
         result[chosen] = flat[chosen]
         return result.reshape(np.shape(tensor))
+
+
+@dataclass(frozen=True)
+class ChunkTopK:
+    """The k elements of largest magnitude of every chunk, each as the mean of its cell."""
+
+    k: int = 64
+    chunk: int = 4096
+    bits: int | None = 2
+    codebook: str = "sigma"
+    whole_model = False
+
+    def places(self, tensor: np.ndarray) -> np.ndarray:
+        """The indices of what is sent."""
+        flat, found = np.ravel(tensor), []
+        for low in range(0, flat.size, self.chunk):
+            part = flat[low : low + self.chunk]
+            order = np.argsort(-np.abs(part), kind="stable")
+            found.append(low + order[: max(1, math.floor(self.k * part.size / self.chunk))])
+        return np.sort(np.concatenate(found)) if found else np.zeros(0, int)
+
+    def __call__(self, tensor: np.ndarray) -> np.ndarray:
+        flat, chosen = np.ravel(tensor), self.places(tensor)
+        result = np.zeros(flat.size)
+        values = flat[chosen]
+        result[chosen] = values
+        if self.bits is not None and values.size:
+            codes = self.sigma(values) if self.codebook == "sigma" else self.signed(values)
+            result[chosen] = [values[codes == code].mean() for code in codes]
+        return result.reshape(np.shape(tensor))
+
+    def sigma(self, values: np.ndarray) -> np.ndarray:
+        levels = 2**self.bits
+        width = 6 * (values.std(ddof=1) if values.size > 1 else 0.0) / levels
+        if width == 0 or not np.isfinite(width):
+            width = 1.0
+        return np.clip(np.rint((values - values.mean()) / width + levels / 2), 0, levels - 1).astype(int)
+
+    def signed(self, values: np.ndarray) -> np.ndarray:
+        codes = np.where(values >= 0, 0, 1)
+        for _ in range(self.bits - 1):
+            means = {code: np.abs(values[codes == code]).mean() for code in set(codes.tolist())}
+            codes = 2 * codes + (np.abs(values) > [means[code] for code in codes.tolist()])
+        return codes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from .optimizers import Base, Schedule
 from .problem import FixedProblem
 from .tensors import Tensors
 from .trajectory import Trajectory
-from .workers import Workers
+from .workers import Average, Workers
 
 #: (worker, its parameters, number of the round from 1) -> gradients
 Probe = Callable[[int, Tensors, int], Tensors]
@@ -52,12 +52,17 @@ class Rounds:
         ema: float = 0.9**8,
         norms: str = "step",
         probe: Probe | None = None,
+        compressor=None,
     ) -> None:
         if norms not in ("step", "probe") or (norms == "probe") != (probe is not None):
             raise ValueError('norms="step", or norms="probe" together with probe')
         self.workers, self.layerwise = workers, layerwise
         self.period, self.pull, self.prox, self.ema, self.probe = period, pull, prox, ema, probe
         self.centre = workers.problem.start()
+        self.average = None
+        if compressor is not None:
+            self.average = Average(workers, compressor)
+            self.average.x = self.centre
         width = len(self.centre) if layerwise else 1
         self.v = [np.zeros(width) for _ in range(workers.size)]
         self.counts = [0] * workers.size
@@ -93,9 +98,13 @@ class Rounds:
         weights = betas(nhat)
         wide = np.broadcast_to(weights, (self.workers.size, len(self.centre)))
         x = self.workers.x
-        self.centre = tensors.total(
-            [tensors.each(lambda w, y: w * y, list(row), mine) for row, mine in zip(wide, x, strict=True)]
-        )
+        if self.average is None:
+            self.centre = tensors.total(
+                [tensors.each(lambda w, y: w * y, list(row), mine) for row, mine in zip(wide, x, strict=True)]
+            )
+        else:
+            self.average.move(self.workers.size * wide)
+            self.centre = self.average.x
         self.workers.x = [tensors.mix(mine, self.centre, self.pull) for mine in x]
         return {"norms": norms, "nhat": nhat, "betas": weights}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import tensors
+from .compress import as_saef
 from .optimizers import Base, Schedule, first_rate, rates, set_rates
 from .problem import FixedProblem
 from .tensors import Tensors
@@ -61,3 +62,33 @@ class Clip:
 
     def factor(self, norm: float) -> float:
         return min(1.0, self.ratio / (1e-10 + norm))
+
+
+class Average:
+    """All workers' mean in their places; with a compressor the last such model, moved by what each sends of its way.
+
+    p = e_k + w_k*(x - x_k);  c_k = C(p);  e_k = p - c_k;  x <- x - mean_k c_k, all weights 1 where none are given.
+    """
+
+    def __init__(self, workers: Workers, compressor) -> None:
+        self.workers, self.compressor = workers, compressor
+        self.x = tensors.copy(workers.x[0])
+        self.residuals = [tensors.zeros(self.x) for _ in range(workers.size)]
+
+    def move(self, weights=None) -> None:
+        sent = []
+        for k, mine in enumerate(self.workers.x):
+            way = tensors.subtract(self.x, mine)
+            if weights is not None:
+                way = tensors.each(lambda w, d: w * d, list(weights[k]), way)
+            wanted = tensors.add(self.residuals[k], way)
+            sent.append(as_saef(self.compressor, wanted))
+            self.residuals[k] = tensors.subtract(wanted, sent[-1])
+        self.x = tensors.subtract(self.x, tensors.mean(sent))
+
+    def __call__(self) -> None:
+        if self.compressor is None:
+            self.x = self.workers.mean()
+        else:
+            self.move()
+        self.workers.x = [self.x] * self.workers.size

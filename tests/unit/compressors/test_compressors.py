@@ -17,7 +17,7 @@ from jobs import clean_environment
 import hpctk
 from hpctk import compressors
 from hpctk.collectives.compressed_mean import EXCHANGES
-from hpctk.compressors import QSGD, Half, Identity, PowerSGD, RandomK, Residuals, Sign, TopK, by_name
+from hpctk.compressors import QSGD, ChunkTopK, Half, Identity, PowerSGD, RandomK, Residuals, Sign, TopK, by_name
 from hpctk.compressors.core import draws
 from hpctk.compressors.core.compressor import COMBINES
 from hpctk.errors import HpctkError, SettingError, TensorError
@@ -40,6 +40,9 @@ def normal(*shape, seed=5, dtype=torch.float32):
         (lambda: TopK(0.1, keep=1), "keep="),
         (lambda: Half("float32"), "dtype='float32'"),
         (lambda: Half(16), "float16, bfloat16"),
+        (lambda: ChunkTopK(5, 4), "k=5: need at most chunk=4"),
+        (lambda: ChunkTopK(0), "k=0"),
+        (lambda: ChunkTopK(codebook="mean"), "sigma, signed"),
         (lambda: QSGD(1), "bits=1"),
         (lambda: QSGD(9), "2 to 8"),
         (lambda: QSGD(4.0), "bits="),
@@ -98,6 +101,7 @@ def test_spared_by_name_size_and_kind():
     [
         ("topk:0.01", "TopK(0.01)"),
         ("topk:1", "TopK(1.0)"),
+        ("chunktopk:32", "ChunkTopK(k=32)"),
         ("randomk:1e-3", "RandomK(0.001)"),
         ("sign", "Sign()"),
         ("qsgd:8", "QSGD(bits=8)"),
@@ -134,8 +138,8 @@ def test_wrong_values_are_refused_with_what_is_allowed(text):
 def test_every_compressor_is_registered_and_says_how_it_combines():
     assert set(compressors.COMPRESSORS.values()) == {type(make()) for make in MAKERS.values()}
     assert {name: kind.combines for name, kind in compressors.COMPRESSORS.items()} == {
-        "identity": "summed", "half": "summed", "topk": "pairs", "randomk": "summed", "sign": "signs",
-        "qsgd": "gathered", "powersgd": "own",
+        "identity": "summed", "half": "summed", "topk": "pairs", "chunktopk": "lists", "randomk": "summed",
+        "sign": "signs", "qsgd": "gathered", "powersgd": "own",
     }  # fmt: skip
 
 
