@@ -23,7 +23,7 @@ class PyHpctk(PythonPackage):
     depends_on("py-numpy@1.26:", type=("build", "run"))
     depends_on("py-mpi4py@4:", type=("build", "run"))
     depends_on("py-h5py@3.10: ~mpi", type=("build", "run"))
-    depends_on("py-torch@2.1:", type=("build", "run"))
+    depends_on("py-torch@2.3:", type=("build", "run"))
     depends_on("py-numba@0.60:", type="run", when="+fast")
     depends_on("py-horovod@0.28.1: controllers=mpi frameworks=pytorch", type="run", when="+horovod")
     depends_on("py-matplotlib@3.8:", type="run", when="+plot")
