@@ -1,6 +1,10 @@
 """Typical mistakes, each answered by one line that says what was meant, or what to type instead."""
 
+import subprocess
+import sys
+
 import pytest
+from jobs import clean_environment
 
 from hpctk import cli
 
@@ -74,6 +78,22 @@ def test_a_quickstart_where_nothing_can_be_written(folder, capsys):
     assert "runs/quickstart.lock: cannot be written (" in line
     assert "start it in a folder of yours" in line
     assert status == 2
+
+
+PLAIN = """
+import torch, hpctk
+model = torch.nn.Linear(2, 1)
+hpctk.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), hpctk.Mean(), model=model)
+"""
+
+
+def test_plain_python_instead_of_mpirun():
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN], env=clean_environment(), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Start more with `hpctk mpirun -n 4 python train.py`" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_ctrl_c(monkeypatch, capsys):
