@@ -33,6 +33,9 @@ Facts = dict[str, Any]
 
 PACKAGES = ("torch", "numpy", "mpi4py", "h5py", "numba", "horovod", "matplotlib", "pytest", "pytest-mpi")
 
+#: What runs the arithmetic of compression on the host, by whether numba compiles it.
+KERNELS = {True: "compiled by numba", False: "in numpy: the same bits, slower", None: "not asked"}
+
 #: Seconds for the imports below; torch on a cold network file system takes its time.
 PROBE_S = 120
 #: Run apart, because importing torch takes seconds and a broken Horovod can take the process with it.
@@ -43,6 +46,8 @@ try:
     import torch
     facts["cuda"] = torch.version.cuda
     facts["devices"] = torch.cuda.device_count()
+    from hpctk.kernels import compiled
+    facts["kernels"] = {"compiled": compiled.missing is None, "because": str(compiled.missing or "")}
 except Exception as error:
     facts["torch_error"] = f"{type(error).__name__}: {error}"
 print(json.dumps(facts), flush=True)
@@ -83,6 +88,7 @@ def collect(start_mpi: bool = False) -> Facts:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
         "packages": {name: version(name) for name in PACKAGES},
         "torch": {key: probed[key] for key in ("cuda", "devices", "torch_error") if key in probed},
+        "kernels": probed.get("kernels", {"compiled": None, "because": "not asked"}),
         "mpi": guarded(lambda: library.describe(start_mpi)),
         "launcher": launcher.variables(os.environ),
         "torchrun": {"RANK", "WORLD_SIZE"} <= os.environ.keys(),
@@ -181,6 +187,8 @@ def advise(facts: Facts) -> list[str]:
         "MPI runs without THREAD_MULTIPLE: Horovod and asynchronous GRAWA need it":
             mpi.get("thread_level") not in (None, "MULTIPLE"),
         "no torch: `pip install torch`": packages["torch"] is None,
+        f"no compiled kernels ({facts['kernels']['because']}): numpy gives the same bits, several times slower; "
+        "`pip install 'hpctk[fast]'` brings numba": facts["kernels"]["compiled"] is False,
         "there are GPUs but MPI is not GPU-aware: tensors are staged through the host. If your MPI does take "
         "device memory, set HPCTK_GPU_AWARE=1":
             facts["torch"].get("devices") and by_mpi and not mpi.get("gpu_aware"),
@@ -232,6 +240,7 @@ def render(facts: Facts) -> str:
     rows = {
         "hpctk": f"{facts['hpctk']}, Python {facts['python']}, {facts['system']}",
         "packages": "  ".join(f"{name} {number or '-'}" for name, number in facts["packages"].items()),
+        "kernels": KERNELS[facts["kernels"]["compiled"]],
         "MPI": mpi_text(facts) if "error" in mpi else f"{mpi['library']}, MPI {mpi['standard']}, {started(mpi)}",
         "GPU-aware MPI": f"{aware} ({mpi.get('gpu_aware_because', 'not asked')})",
         "GPUs": torch.get("torch_error") or gpus,

@@ -26,6 +26,9 @@ NO_MPI4PY = (
 )
 NO_HOROVOD = "no Horovod here: hpctk setup horovod builds it, with g++, cmake and make"
 
+#: Options of jobs whose ranks all run here, in this folder.
+HERE = frozenset({"n", "np", "c", "bind-to", "map-by", "oversubscribe", "x"})
+
 USAGE = """\
 usage: hpctk {name} [--print] [--plain] [--mpi KIND] ARGUMENT OF {name} ... PROGRAM [ARGUMENT ...]
 
@@ -84,11 +87,34 @@ def main(name: str, words: Sequence[str]) -> int:
     if own.show:
         print(shown(added, line, os.environ.get("PATH", "")))
         return 0
+    if name == "mpirun":
+        refuse_missing(rest, os.path.dirname(sys.executable))
     try:
         os.execve(line[0], line, {**os.environ, **added})
     except OSError as error:
         print(f"hpctk {name}: cannot run {line[0]}: {error.strerror}", file=sys.stderr)
         return 126
+
+
+def refuse_missing(words: Sequence[str], folder: str) -> None:
+    """Raise SettingError for a program, or a script of Python, that is not there: mpirun's own answers are pages long.
+
+    `folder` is where programs are looked for, besides PATH. Nothing is said of jobs that may run elsewhere.
+    """
+    line = CommandLine(words, MPIRUN)
+    if not line.names <= HERE:
+        return
+    if not line.starts_program and line.names:
+        raise SettingError("which program? Such as: hpctk mpirun -n 4 python train.py")
+    for section in line.sections:
+        program, *arguments = section.program or ["true"]
+        interpreted = os.path.basename(program).startswith("python") and arguments
+        script = arguments[0] if interpreted else program
+        if script.endswith(".py") and not os.path.exists(script):
+            raise SettingError(f"{script}: no such file in {os.getcwd()}")
+        search = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+        if not program.endswith(".py") and shutil.which(program, path=search) is None:
+            raise SettingError(f"{program}: no such program; a script runs by: hpctk mpirun -n 4 python SCRIPT")
 
 
 def own_venv() -> str | None:

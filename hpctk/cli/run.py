@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from importlib.util import find_spec
 
 from hpctk.errors import SettingError
 
@@ -37,4 +39,21 @@ def run(options: argparse.Namespace) -> int:
         raise SettingError("which script? (hpctk run --help)")
     if not words[0].startswith("-") and not os.path.exists(words[0]):
         raise SettingError(f"{words[0]}: no such file; a module is run by hpctk run -m MODULE")
+    if words[0] == "-m":
+        # As for `python -m`, modules of this folder come first; the command's own script has put its folder there.
+        if os.getcwd() not in sys.path and "" not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        if not _is_module(words[1]):
+            raise SettingError(f"-m {words[1]}: no such module here; a file is run by hpctk run SCRIPT")
     return run_script(words)
+
+
+def _is_module(name: str) -> bool:
+    """Return whether there is a module of that name. One of a package imports the package."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # A package that misses something of its own is there: running it says what.
+        return not f"{name}.".startswith(f"{error.name}.")
+    except ValueError:
+        return False

@@ -12,8 +12,8 @@ from hpctk.log import LEVELS
 from hpctk.settings import Setting
 
 _ROWS = "the most rows of calls, and of steps, in a rank's statistics; 0: sums alone"
-_GPU = "set by launch/bind-gpu and the Slurm template for GPUs: the GPU of this rank, among those it sees"
-_RING = "set by launch/bench: the bytes beyond which Open MPI takes its segmented ring"
+_GPU = "set by the Slurm template for GPUs: the GPU of this rank, among those it sees"
+_RING = "set by the benchmarks of a checkout: the bytes beyond which Open MPI takes its segmented ring"
 
 #: Every variable: `hpctk --help`, `hpctk doctor` and docs/settings.md list them from here.
 VARIABLES = {
@@ -42,13 +42,15 @@ VARIABLES = {
         default=None, choices=("0", "1"), shown="0",
     ),
     "HPCTK_LOG": Setting("the level of the logger `hpctk`", default=None, choices=LEVELS, shown="warning"),
-    "HPCTK_VENV": Setting("the virtual environment of the scripts in launch/", default=None, shown=".venv"),
+    "HPCTK_VENV": Setting("the virtual environment of a checkout's scripts", default=None, shown=".venv"),
     "HPCTK_SLURM_SITE": Setting(
         "defaults of `hpctk slurm`, a TOML file", Path, None, shown="~/.config/hpctk/slurm.toml"
     ),
-    "HPCTK_TORCH_INDEX": Setting("an index where launch/setup looks for torch, besides pip's own", default=None),
-    "HPCTK_WHEELS": Setting("a folder of wheels where launch/setup looks, besides pip's own", Path, None),
-    "HPCTK_CACHE": Setting("where launch/setup keeps built Horovod wheels", Path, None, shown="~/.cache/hpctk"),
+    "HPCTK_TORCH_INDEX": Setting(
+        "an index where the set-up of a checkout looks for torch, besides pip's own", default=None
+    ),
+    "HPCTK_WHEELS": Setting("a folder of wheels where the set-up of a checkout looks, besides pip's own", Path, None),
+    "HPCTK_CACHE": Setting("where `hpctk setup horovod` keeps what it built", Path, None, shown="~/.cache/hpctk"),
     "HPCTK_RUN": Setting("set by the Slurm templates: the folder of the run", Path, None),
     "HPCTK_GPU": Setting(_GPU, int, None, at_least=0),
     "HPCTK_BENCH_MPI_RING": Setting(_RING, int, None, at_least=0),

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpctk.kernels.compiled import compiled
+from hpctk.kernels.compiled import compiled, intrinsic, ir, types
 from hpctk.kernels.threads import WORTH_A_THREAD, share, spans
 
 Array = NDArray[Any]

@@ -16,11 +16,9 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpctk.kernels.compiled import compiled
+from hpctk.kernels.compiled import compiled, intrinsic, types
 from hpctk.kernels.packing import check_packed, packed_length
 from hpctk.kernels.threads import WORTH_A_THREAD, share, spans
 

@@ -15,12 +15,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from hpctk.kernels.compiled import compiled
+from hpctk.kernels.compiled import compiled, intrinsic, ir, types
 
 Array = NDArray[Any]
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
-from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from hpctk.kernels.compiled import compiled
+from hpctk.kernels.compiled import carray, compiled, intrinsic, types
 
 Array = NDArray[Any]
 

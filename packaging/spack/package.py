@@ -15,6 +15,7 @@ class PyHpctk(PythonPackage):
     version("main", branch="main")
 
     variant("horovod", default=False, description="For jobs that use Horovod")
+    variant("fast", default=True, description="Kernels compiled by numba; numpy does the same, slower")
     variant("plot", default=True, description="Pictures in reports")
 
     depends_on("python@3.11:", type=("build", "run"))
@@ -22,8 +23,8 @@ class PyHpctk(PythonPackage):
     depends_on("py-numpy@1.26:", type=("build", "run"))
     depends_on("py-mpi4py@4:", type=("build", "run"))
     depends_on("py-h5py@3.10: ~mpi", type=("build", "run"))
-    depends_on("py-torch@2.1:", type=("build", "run"))
-    depends_on("py-numba@0.60:", type=("build", "run"))
+    depends_on("py-torch@2.3:", type=("build", "run"))
+    depends_on("py-numba@0.60:", type="run", when="+fast")
     depends_on("py-horovod@0.28.1: controllers=mpi frameworks=pytorch", type="run", when="+horovod")
     depends_on("py-matplotlib@3.8:", type="run", when="+plot")
 

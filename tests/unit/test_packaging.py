@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 import hpctk
 
@@ -25,6 +26,35 @@ def test_versions_are_the_same_everywhere():
     assert re.search(rf"^    Version {version}$", text("packaging", "apptainer", "hpctk.def"), re.MULTILINE)
     assert re.search(rf'^    version\("{version}", tag="v{version}"\)$', text("packaging", "spack", "package.py"), re.M)
     assert [one.name for one in (PACKAGING / "module" / "hpctk").iterdir()] == [hpctk.__version__]
+
+
+YAML = [
+    path for path in [*ROOT.glob(".*.yaml"), *ROOT.glob(".github/**/*.yml"), ROOT / "CITATION.cff"] if path.is_file()
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", YAML, ids=[str(path.relative_to(ROOT)) for path in YAML])
+def test_yaml_can_be_read(path):
+    assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+
+
+def test_the_citation_has_what_its_format_asks_for():
+    """By hand what `cffconvert --validate`, which `launch/test --full` runs, says in full."""
+    cited = yaml.safe_load(text("CITATION.cff"))
+    assert {"cff-version", "message", "title", "authors", "version", "license"} <= cited.keys()
+    assert cited["cff-version"] == "1.2.0"
+    assert len(cited["references"]) >= 5
+    for paper in cited["references"]:
+        assert {"type", "title", "authors", "year"} <= paper.keys()
+        assert all(author.keys() <= {"family-names", "given-names", "name"} for author in paper["authors"])
+
+
+def test_the_workflow_calls_commands_that_exist():
+    workflow = yaml.safe_load(text(".github", "workflows", "test.yml"))
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    called = {word for command in commands for word in command.split() if word.startswith("./")}
+    assert called
+    assert [word for word in sorted(called) if not (ROOT / word).is_file()] == []
 
 
 def test_every_paper_of_a_method_is_cited():

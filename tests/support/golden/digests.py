@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba.core.codegen
+import llvmlite.binding
 import numpy as np
 import torch
 
@@ -127,7 +127,7 @@ def machine() -> str:
     from mpi4py import MPI
 
     library = MPI.Get_library_version().split(",")[0].split("\x00")[0].strip()
-    processor = numba.core.codegen.get_host_cpu_features()
+    processor = llvmlite.binding.get_host_cpu_features().flatten()
     features = hashlib.blake2b(processor.encode(), digest_size=3).hexdigest()
     capability = torch.backends.cpu.get_cpu_capability()
     return f"{platform.machine()} {capability} {features}, torch {torch.__version__}, numpy {np.__version__}, {library}"

@@ -18,6 +18,7 @@ COMPLETE = {
     "system": "Linux",
     "packages": dict.fromkeys(doctor.PACKAGES, "1.0"),
     "torch": {"cuda": None, "devices": 0},
+    "kernels": {"compiled": True, "because": ""},
     "mpi": {
         "library": "Open MPI 5.0.11",
         "standard": "3.1",
@@ -55,6 +56,10 @@ CASES = {
     "no mpirun": (changed("mpi", mpirun=None), ["no mpirun on PATH", "hpctk mpirun"]),
     "threads": (changed("mpi", thread_level="SERIALIZED"), ["THREAD_MULTIPLE"]),
     "no torch": (changed("packages", torch=None), ["no torch", "pip install torch"]),
+    "no numba": (
+        changed("kernels", compiled=False, because="No module named 'numba'"),
+        ["No module named 'numba'", "same bits", "pip install 'hpctk[fast]'"],
+    ),
     "GPUs are staged": (changed("torch", devices=2), ["not GPU-aware", "HPCTK_GPU_AWARE=1"]),
     "no Horovod": ({**COMPLETE, "horovod": {"error": "No module"}}, ["no Horovod", "`hpctk setup horovod` builds it"]),
     "Horovod without MPI": (changed("horovod", mpi=False), ["HOROVOD_WITH_MPI=1"]),

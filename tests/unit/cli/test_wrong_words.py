@@ -1,6 +1,10 @@
 """Typical mistakes, each answered by one line that says what was meant, or what to type instead."""
 
+import subprocess
+import sys
+
 import pytest
+from jobs import clean_environment
 
 from hpctk import cli
 
@@ -40,7 +44,17 @@ def answer(words, capsys):
         ("setup horovd", "'horovd': did you mean horovod?"),
         ("report empty", "hpctk train --run DIR and HPCTK_STATS=DIR write some"),
         ("run nowhere.py", "nowhere.py: no such file"),
+        ("run -m nowhere", "-m nowhere: no such module here; a file is run by hpctk run SCRIPT"),
+        ("run -m nowhere.train --epochs 3", "-m nowhere.train: no such module here"),
+        ("run -m train.py", "-m train.py: no such module here"),
         ("mpirun -n two true", "-n two: need a number of ranks, such as -n 4"),
+        ("mpirun -n 2", "which program? Such as: hpctk mpirun -n 4 python train.py"),
+        ("mpirun -n 2 python nowhere.py", "nowhere.py: no such file in "),
+        ("mpirun -n 2 nowhere --epochs 3", "nowhere: no such program; a script runs by: hpctk mpirun -n 4 python"),
+        ("train digits --method saeff", "method='saeff': did you mean saef?"),
+        ("train digits --method saef --set densty=0.1", "saef has no setting 'densty': known are compressor,"),
+        ("train digits --compressor topk:2", "need a number above 0, at most 1"),
+        ("train digits --settings nowhere.toml", "nowhere.toml: cannot be read"),
         ("quickstart --ranks none", "--ranks 'none': a number of ranks, such as 4"),
         ("quickstart --run elsewhere", "--run: the run is in runs/quickstart; for others use hpctk train digits"),
     ],
@@ -64,6 +78,22 @@ def test_a_quickstart_where_nothing_can_be_written(folder, capsys):
     assert "runs/quickstart.lock: cannot be written (" in line
     assert "start it in a folder of yours" in line
     assert status == 2
+
+
+PLAIN = """
+import torch, hpctk
+model = torch.nn.Linear(2, 1)
+hpctk.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), hpctk.Mean(), model=model)
+"""
+
+
+def test_plain_python_instead_of_mpirun():
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN], env=clean_environment(), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Start more with `hpctk mpirun -n 4 python train.py`" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_ctrl_c(monkeypatch, capsys):
