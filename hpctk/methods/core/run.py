@@ -18,6 +18,7 @@ from hpctk.errors import HpctkError, TensorError
 from hpctk.methods.core.replica import Gradients, Look, Replica, look
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
+from hpctk.methods.core.survival import Undo, copied, kept_gradients
 
 Closure = Callable[[], Any]
 
@@ -70,6 +71,22 @@ class Run:
     def shared_state(self) -> Mapping[str, torch.Tensor]:
         """Return what all ranks hold alike between steps, by name: the parameters, unless a method says otherwise."""
         return self.replica.named(self.replica.values)
+
+    def undo(self) -> Undo:
+        """Return what puts back what this rank keeps of the method, should the exchange that comes not count. Local."""
+        state, counts = copied(self.local_state()), self.counts.copy()
+
+        def undo() -> None:
+            self.load_local_state(state)
+            self.counts = counts
+
+        return undo
+
+    def forget(self, kept: list[int]) -> None:
+        """Forget ranks that are lost; `kept` are the numbers that the others had, in their new order.
+
+        Local; nothing by default. What only all ranks together can know waits for the next exchange.
+        """
 
     def open_step(
         self, gradients: Callable[[], Gradients], groups: Sequence[Mapping[str, Any]] = (), *, active: bool = True
@@ -242,17 +259,38 @@ class UpdateRun(LocalStepRun):
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration on the gradient that is there, or that the closure makes."""
         value = evaluate(closure)
-        self._advance(self.open_step(self.replica.gradients, self.base.param_groups), active=True)
+        self.replica.together(self._iterate, self.undo)
         return value
+
+    def _iterate(self, *, active: bool = True) -> bool:
+        """Open an iteration and do it; return whether any rank has data. Collective over the communicator."""
+        status = self.open_step(self.replica.gradients, self.base.param_groups, active=active)
+        if status.active:
+            self._advance(status, active=active)
+        return status.active
+
+    def undo(self) -> Undo:
+        """Return what puts back model, gradients, base optimizer and all that the method keeps. Local."""
+        replica, base = self.replica, self.base
+        undo_method, values, t = super().undo(), replica.copies(), self.t
+        gradients = kept_gradients(replica.parameters, [])
+        kept = {parameter: copied(state) for parameter, state in base.state.items()}
+
+        def undo() -> None:
+            base.state.clear()
+            base.state.update(kept)
+            undo_method()
+            replica.load(values)
+            gradients()
+            self.t = t
+
+        return undo
 
     def idle(self) -> bool:
         """Take part in an iteration without a gradient of one's own."""
         for parameter in self.replica.parameters:
             parameter.grad = None
-        status = self.open_step(self.replica.gradients, self.base.param_groups, active=False)
-        if status.active:
-            self._advance(status, active=False)
-        return status.active
+        return self._iterate(active=False)
 
     def _advance(self, status: StepStatus, *, active: bool) -> None:
         self.skipped = self.skip_or_raise(status)
