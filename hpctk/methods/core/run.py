@@ -260,7 +260,11 @@ class UpdateRun(LocalStepRun):
         """Do one iteration on the gradient that is there, or that the closure makes."""
         value = evaluate(closure)
         self.replica.together(self._iterate, self.undo)
+        self.commit()
         return value
+
+    def commit(self) -> None:
+        """Take note that the last iteration counts; nothing by default. Local."""
 
     def _iterate(self, *, active: bool = True) -> bool:
         """Open an iteration and do it; return whether any rank has data. Collective over the communicator."""

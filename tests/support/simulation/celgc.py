@@ -26,6 +26,7 @@ def simulate(
     workers, trajectory = Workers(problem, base, lr, starts), Trajectory()
     rule = Clip(clip, workers.optimizers[0])
     for t in range(steps):
+        workers.lose(t)
         norms, factors, used = [], [], []
         for k in range(workers.size):
             gradient = workers.gradient(k, t)
