@@ -7,6 +7,8 @@ too; if that says no, all ranks shrink. Both block in MPI: a thread ends the job
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 import threading
 import time
@@ -16,11 +18,14 @@ from typing import cast
 
 from mpi4py import MPI
 
+from hpctk.comm import postmortem
 from hpctk.comm.mpi.watchdog import NAP_S
 from hpctk.errors import PeerError
 
 #: Seconds between two looks at what blocks.
 LOOK_S = 0.5
+#: Seconds that MPI has to come to its end once ranks were lost.
+FINALIZE_S = 2.0
 
 
 def agreed(comm: MPI.Intracomm, mine: bool) -> bool:
@@ -60,6 +65,26 @@ def _copy_or_fail(comm: MPI.Intracomm) -> MPI.Intracomm:
             raise PeerError("a rank was lost while the others met")
         time.sleep(NAP_S)
     return copy
+
+
+def finalize() -> None:
+    """Finalize MPI after ranks were lost, once all that live leave; end the process where MPI does not come back.
+
+    Open MPI 5.0 meets once more in MPI_Finalize, and now and then waits there for the lost ones.
+    """
+
+    def end() -> None:
+        # What Python would do now: close files, such as those of statistics.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(postmortem.status())
+
+    timer = threading.Timer(FINALIZE_S, end)
+    timer.daemon = True
+    timer.start()
+    MPI.Finalize()
+    timer.cancel()
 
 
 @contextmanager

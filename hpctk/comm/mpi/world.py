@@ -32,7 +32,7 @@ from hpctk.comm.buffers import Stager
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
-from hpctk.comm.mpi.survivors import agreed, meet_survivors, time_limit
+from hpctk.comm.mpi.survivors import agreed, finalize, meet_survivors, time_limit
 from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog, fault_tolerant
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
@@ -73,7 +73,9 @@ class MpiWorld(World):
         self.name = comm.Get_name() or f"{self.size} ranks"
         self.library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         self._neighbours: dict[int, postmortem.Process] = {}
-        self._lost: list[Any] = []
+        #: What belonged to the ranks before some were lost.
+        self._before: list[Any] = []
+        self.lost_ranks = 0
         self._rolls = first_meeting(comm, environment.readable_timeout_s())
         self._watchdog = Watchdog(self._rolls, environment.readable_timeout_s(), self._show_missing)
         self.data, self.control = self._copy(comm), self._copy(comm)
@@ -222,7 +224,8 @@ class MpiWorld(World):
             rolls, data, control = meet_survivors(self.control)
         kept: list[int] = list(rolls.Get_group().Translate_ranks(list(range(rolls.Get_size())), group))
         # A message that is still on its way may write into what these hold.
-        self._lost = [self._watchdog, self.attached, self._window]
+        self._before = [self._watchdog, self.attached, self._window]
+        self.lost_ranks += self.size - len(kept)
         nodes, quiet = self.nodes, self._watchdog.quiet
         self._neighbours = {i: self._neighbours[old] for i, old in enumerate(kept) if old in self._neighbours}
         self.rank, self.size = rolls.Get_rank(), rolls.Get_size()
@@ -245,8 +248,8 @@ class MpiWorld(World):
         """Let a lost rank be found out without asking the others what they do. Local."""
         self._watchdog.quiet = True
 
-    def leave(self) -> None:
-        """Say farewell and free the communicators if the others leave too. At exit only."""
+    def leave(self) -> bool:
+        """Say farewell and free the communicators if the others leave too; return whether they do. At exit only."""
         if self.size > 1:
             self._watchdog.farewell(postmortem.reason_for_leaving())
             # Not on control: there it would match a barrier that the others still wait in.
@@ -255,13 +258,14 @@ class MpiWorld(World):
             try:
                 while not everyone_left.Test():
                     if time.monotonic() > deadline:
-                        return
+                        return False
                     time.sleep(1e-3)
                 self._watchdog.listen("leaving the program")
             except MPI.Exception:
                 # A rank has died, and this job outlives it: nothing can be freed together any more.
-                return
+                return False
         self.free()
+        return True
 
     def free(self) -> None:
         """Free the communicators. Collective over the communicator."""
@@ -384,6 +388,7 @@ def _on_free(comm: MPI.Comm, keyval: int, kept: MpiWorld) -> None:
 
 def _leave_all() -> None:
     if not forked.is_child() and MPI.Is_initialized() and not MPI.Is_finalized():
-        for kept in _worlds:
-            kept.leave()
+        left = [kept.leave() for kept in _worlds]
+        if all(left) and any(kept.lost_ranks for kept in _worlds):
+            finalize()
     _worlds.clear()
