@@ -131,11 +131,15 @@ class Job:
         return killed
 
     def next_step_s(self, killed: float) -> float:
-        """Return how long after a kill a step counted on all that are left."""
-        self.until("going on", lambda: all(s[-1][1] > killed for s in map(self.steps, self.alive) if s))
-        # The next one that was begun after the kill is surely without the lost rank; the first may have been over.
-        self.until("going on", lambda: all(sum(s > killed for _, s, _ in self.steps(r)) >= 2 for r in self.alive))
-        return max(next(s for _, s, _ in self.steps(rank) if s > killed) for rank in self.alive) - killed
+        """Return how long after a kill a step without the lost ranks counted on all that are left."""
+        left = len(self.alive)
+
+        def first(rank: int) -> float | None:
+            later = (float(x[1]) for x in self.lines(rank) if x[0].isdecimal() and int(x[3]) == left)
+            return next((counted for counted in later if counted > killed), None)
+
+        self.until("going on", lambda: all(first(rank) is not None for rank in self.alive))
+        return max(first(rank) or 0.0 for rank in self.alive) - killed
 
     def divergent(self) -> int:
         """Return how many steps have left different state on two ranks."""

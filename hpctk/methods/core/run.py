@@ -41,6 +41,8 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.finished = False
         self.set_aside: list[torch.Tensor] | None = None
+        #: A copy of what the method kept before the last exchange, where ranks may be lost in it.
+        self._kept_state: dict[str, Any] | None = None
         #: What was found in the gradients of the step that was opened last: nobody has to look again.
         self.look = Look(None, 0.0)
 
@@ -74,9 +76,12 @@ class Run:
 
     def undo(self) -> Undo:
         """Return what puts back what this rank keeps of the method, should the exchange that comes not count. Local."""
-        state, counts = copied(self.local_state()), self.counts.copy()
+        state, counts = copied(self.local_state(), self._kept_state), self.counts.copy()
+        self._kept_state = state
 
         def undo() -> None:
+            # What is loaded may be held from now on.
+            self._kept_state = None
             self.load_local_state(state)
             self.counts = counts
 
@@ -233,6 +238,9 @@ class UpdateRun(LocalStepRun):
         super().__init__(replica, base)
         #: Iterations so far, t; the same on all ranks. One that all ranks skipped does not count.
         self.t = 0
+        #: Copies of the gradients, of the model and of what the base optimizer keeps, where ranks may be lost.
+        self._kept_gradients: list[torch.Tensor | None] = []
+        self._kept_model: dict[str, Any] | None = None
         #: Why this rank's last update could not be sent: the next step tells all ranks.
         self._unsent: HpctkError | None = None
 
@@ -276,15 +284,17 @@ class UpdateRun(LocalStepRun):
     def undo(self) -> Undo:
         """Return what puts back model, gradients, base optimizer and all that the method keeps. Local."""
         replica, base = self.replica, self.base
-        undo_method, values, t = super().undo(), replica.copies(), self.t
-        gradients = kept_gradients(replica.parameters, [])
-        kept = {parameter: copied(state) for parameter, state in base.state.items()}
+        undo_method, t = super().undo(), self.t
+        gradients = kept_gradients(replica.parameters, self._kept_gradients)
+        kept = copied({"values": replica.values, "base": dict(base.state)}, self._kept_model)
+        self._kept_model = kept
 
         def undo() -> None:
+            self._kept_model = None
             base.state.clear()
-            base.state.update(kept)
+            base.state.update(kept["base"])
             undo_method()
-            replica.load(values)
+            replica.load(kept["values"])
             gradients()
             self.t = t
 

@@ -142,14 +142,22 @@ def check(world: World, on_lost_rank: str) -> None:
         raise SettingError(f"on_lost_rank='shrink': {why}")
 
 
-def copied(state: Any) -> Any:
-    """Return a copy of dicts and lists of tensors and numbers, tensors included."""
+def copied(state: Any, room: Any = None) -> Any:
+    """Return a copy of dicts and lists of tensors and numbers, tensors included.
+
+    `room` is an earlier copy that nobody needs any more: its tensors are overwritten where they fit, as new memory
+    costs more than copying.
+    """
     if isinstance(state, torch.Tensor):
+        if isinstance(room, torch.Tensor) and (room.shape, room.dtype) == (state.shape, state.dtype):
+            return room.copy_(state.detach())
         return state.detach().clone()
     if isinstance(state, dict):
-        return {key: copied(value) for key, value in state.items()}
+        rooms = room if isinstance(room, dict) else {}
+        return {key: copied(value, rooms.get(key)) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(copied(value) for value in state)
+        places = room if isinstance(room, list | tuple) and len(room) == len(state) else [None] * len(state)
+        return type(state)(copied(value, place) for value, place in zip(state, places, strict=True))
     return state
 
 
