@@ -8,6 +8,7 @@ too; if that says no, all ranks shrink. Both block in MPI: a thread ends the job
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -80,11 +81,32 @@ def finalize() -> None:
         sys.stderr.flush()
         os._exit(postmortem.status())
 
+    if postmortem.status():
+        # mpi4py aborts the job with it.
+        return
     timer = threading.Timer(FINALIZE_S, end)
     timer.daemon = True
     timer.start()
-    MPI.Finalize()
+    # Not by mpi4py, which lets no other thread run meanwhile.
+    ctypes.CDLL(MPI.__file__).MPI_Finalize()
     timer.cancel()
+
+
+def note_status() -> None:
+    """Take note, from now on, of the status with which mpi4py is going to abort the job."""
+    told = MPI._set_abort_status
+    if told is not _tell_status:
+        _told.append(told)
+        MPI._set_abort_status = _tell_status
+
+
+#: How mpi4py is told.
+_told: list[Callable[[int], None]] = []
+
+
+def _tell_status(status: int) -> None:
+    postmortem.leave_with(status)
+    _told[-1](status)
 
 
 @contextmanager

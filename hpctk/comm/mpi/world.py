@@ -32,7 +32,7 @@ from hpctk.comm.buffers import Stager
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
-from hpctk.comm.mpi.survivors import agreed, finalize, meet_survivors, time_limit
+from hpctk.comm.mpi.survivors import agreed, finalize, meet_survivors, note_status, time_limit
 from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog, fault_tolerant
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
@@ -247,6 +247,7 @@ class MpiWorld(World):
     def expect_losses(self) -> None:
         """Let a lost rank be found out without asking the others what they do. Local."""
         self._watchdog.quiet = True
+        note_status()
 
     def leave(self) -> bool:
         """Say farewell and free the communicators if the others leave too; return whether they do. At exit only."""
