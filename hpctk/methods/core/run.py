@@ -18,7 +18,7 @@ from hpctk.errors import HpctkError, TensorError
 from hpctk.methods.core.replica import Gradients, Look, Replica, look
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
-from hpctk.methods.core.survival import Undo, copied, kept_gradients
+from hpctk.methods.core.survival import Undo, copied
 
 Closure = Callable[[], Any]
 
@@ -238,8 +238,7 @@ class UpdateRun(LocalStepRun):
         super().__init__(replica, base)
         #: Iterations so far, t; the same on all ranks. One that all ranks skipped does not count.
         self.t = 0
-        #: Copies of the gradients, of the model and of what the base optimizer keeps, where ranks may be lost.
-        self._kept_gradients: list[torch.Tensor | None] = []
+        #: Copies of the model and of what the base optimizer keeps, where ranks may be lost.
         self._kept_model: dict[str, Any] | None = None
         #: Why this rank's last update could not be sent: the next step tells all ranks.
         self._unsent: HpctkError | None = None
@@ -282,20 +281,25 @@ class UpdateRun(LocalStepRun):
         return status.active
 
     def undo(self) -> Undo:
-        """Return what puts back model, gradients, base optimizer and all that the method keeps. Local."""
+        """Return what puts back model, base optimizer and all that the method keeps. Local."""
         replica, base = self.replica, self.base
         undo_method, t = super().undo(), self.t
-        gradients = kept_gradients(replica.parameters, self._kept_gradients)
-        kept = copied({"values": replica.values, "base": dict(base.state)}, self._kept_model)
-        self._kept_model = kept
+        # No message is about gradients here, so that they need no copy.
+        gradients = [parameter.grad for parameter in replica.parameters]
+        held: dict[str, Any] = {"base": dict(base.state)}
+        if "parameters" not in (self._kept_state or {}):
+            held["values"] = replica.named(replica.values)
+        kept = self._kept_model = copied(held, self._kept_model)
 
         def undo() -> None:
             self._kept_model = None
             base.state.clear()
             base.state.update(kept["base"])
             undo_method()
-            replica.load(kept["values"])
-            gradients()
+            if "values" in kept:
+                replica.load(list(kept["values"].values()))
+            for parameter, gradient in zip(replica.parameters, gradients, strict=True):
+                parameter.grad = gradient
             self.t = t
 
         return undo
