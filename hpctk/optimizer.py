@@ -10,7 +10,7 @@ What counts is `.grad` when step() is called, however it got there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,10 +19,11 @@ from torch.utils.hooks import RemovableHandle
 
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.collectives.tuning import auto
+from hpctk.comm import environment
 from hpctk.comm.collective import collective
 from hpctk.comm.world import world
 from hpctk.errors import HpctkError, SettingError
-from hpctk.methods.core import drift
+from hpctk.methods.core import drift, survival
 from hpctk.methods.core.method import GradientMethod, LocalStepMethod, Method
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.run import Closure, LocalStepRun, Run
@@ -71,6 +72,9 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
     check_every : int
         Steps between two looks whether the replicas have drifted apart (rates, and samples of what all ranks hold
         alike); 0 for never.
+    on_lost_rank : {"raise", "shrink"}, optional
+        What the others do when the process of a rank is gone: end the job, or go on without it (docs/faults.md; on
+        Open MPI 5 started by `hpctk mpirun --with-ft`). HPCTK_ON_LOST_RANK where not given, else "raise".
     """
 
     #: GradScaler asks us to step in any case, see hpctk/ways_in/grad_scaler.py.
@@ -89,6 +93,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         stats: StatsLike = None,
         on_bad_gradient: str = "raise",
         check_every: int = 100,
+        on_lost_rank: str | None = None,
     ) -> None:
         here = world(comm)
         with here.shared_errors("making a DistributedOptimizer"):
@@ -101,6 +106,10 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             Overlap.check(method, overlap)
             auto.check(here, "allreduce", schedule)
             recorded = wanted(stats)
+            chosen = environment.read("HPCTK_ON_LOST_RANK") if on_lost_rank is None else on_lost_rank
+            survival.check(here, chosen)
+            if chosen == "shrink":
+                _check_can_shrink(method, overlap)
         self._base = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.method = method
@@ -108,7 +117,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         # Parameters that nobody optimizes are part of the model, too.
         parameters = names if model is None else dict(model.named_parameters())
         settings = [("schedule", schedule), ("overlap", overlap), ("on_bad_gradient", on_bad_gradient)]
-        settings += [("stats", recorded), ("check_every", check_every)]
+        settings += [("stats", recorded), ("check_every", check_every), ("on_lost_rank", chosen)]
         here.agree(
             "DistributedOptimizer", [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)]
         )
@@ -128,7 +137,26 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         with self._counters.counting():
             self._run, self._steps = self._begin(method, overlap)
         self._counters.begin()
+        if chosen == "shrink":
+            self._replica.survival = survival.Survival(here, self._forget)
         note_one_rank(here)
+
+    def _forget(self, kept: list[int]) -> None:
+        """Go on without ranks that are lost. Local."""
+        replica = self._replica
+        replica.leader = None
+        lost = replica.survival.lost if replica.survival is not None else 0
+        self._run.forget(kept)
+        self._run.counts["lost_ranks"] = lost
+
+    def on_change(self, callback: Callable[[list[int]], object]) -> None:
+        """Call `callback(kept)` whenever ranks were lost, after the step in which that was found out. Local.
+
+        `kept` are the numbers that the ranks that are left had before, in the order of their new ones; `world` has the
+        new size. Deal out data anew here. Nothing is ever called with on_lost_rank="raise".
+        """
+        if self._replica.survival is not None:
+            self._replica.survival.listen(callback)
 
     def _begin(self, method: Method, overlap: bool) -> tuple[Run, GradientSteps | LocalStepRun]:
         """Return the method at work, and what makes its steps. Collective over the communicator."""
@@ -272,6 +300,8 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         method the ranks that were through then take over what a rank holds that was not: its loop may have
         clipped gradients and stepped schedulers that they know nothing of.
         """
+        if self._replica.survival is not None:
+            raise SettingError("join(): not with on_lost_rank='shrink'; give all ranks as many batches")
         self._joining = True
         try:
             yield
@@ -342,3 +372,13 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"
+
+
+def _check_can_shrink(method: Method, overlap: bool) -> None:
+    """Raise SettingError for what cannot be undone where a rank is lost in it."""
+    if overlap:
+        raise SettingError("on_lost_rank='shrink': not with overlap=True, whose exchanges begin outside of steps")
+    if not method.lockstep:
+        raise SettingError("on_lost_rank='shrink': not with asynchronous=True, whose tickets one rank keeps")
+    if method.sends_between_steps:
+        raise SettingError(f"on_lost_rank='shrink': not with {method!r}, whose messages travel between steps; delay=0")

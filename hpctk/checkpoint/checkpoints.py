@@ -27,6 +27,7 @@ import torch
 from hpctk.checkpoint import folder
 from hpctk.checkpoint.save_load import load_checkpoint, save_checkpoint
 from hpctk.checkpoint.training import Trainer
+from hpctk.comm import postmortem
 from hpctk.log import log
 from hpctk.settings import Setting
 
@@ -193,9 +194,13 @@ class Checkpoints:
         pace = (clock - self._met_s) / max(1, now - self._met)
         steps = min(MEETING_STEPS, max(1, int(MEETING_S / max(pace, 1e-9))))
         by_clock = self._every_s is not None and clock - self._saved_s >= self._every_s
-        # Of all ranks the smallest counts: what only rank 0 may say is 0 and most elsewhere.
-        mine = [-int(by_clock), steps] if here.rank == 0 else [0, MEETING_STEPS]
-        least = here.minimum([-self._signals.heard, *mine], "meeting after a step")
+
+        def meet() -> list[int]:
+            # Of all ranks the smallest counts: what only rank 0 may say is 0 and most elsewhere.
+            mine = [-int(by_clock), steps] if here.rank == 0 else [0, MEETING_STEPS]
+            return here.minimum([-self._signals.heard, *mine], "meeting after a step")
+
+        least = self._opt.together(meet)
         self._met_s, self._met, self._next_meeting = time.monotonic(), now, now + least[2]
         return -least[0], bool(least[1])
 
@@ -206,5 +211,6 @@ class Checkpoints:
         # Now, not at exit: a launcher may end this process as soon as another has left.
         self._opt.close_stats()
         # Nobody leaves before all have: who ends first may take the others along.
-        self._opt.world.barrier("stopping")
+        self._opt.together(lambda: self._opt.world.barrier("stopping"))
+        postmortem.leave_with(EXIT_SAVED)
         raise Stopped(text)

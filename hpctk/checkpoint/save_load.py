@@ -44,7 +44,12 @@ def save_checkpoint(path: str | Path, opt: Trainer, model: torch.nn.Module, **ex
         What else to go on from: numbers, strings, tensors, lists and dicts of them, or objects with a state_dict()
         such as learning rate schedulers. `load_checkpoint` returns it.
     """
-    here, home = opt.world, Path(path)
+    return opt.together(lambda: _save(Path(path), opt, model, extra))
+
+
+def _save(home: Path, opt: Trainer, model: torch.nn.Module, extra: dict[str, Any]) -> Path:
+    """Save; where a rank is lost meanwhile, those that are left begin anew. Collective over the communicator."""
+    here = opt.world
     here.agree("save_checkpoint", [("path", home), ("extra", sorted(extra))])
     auto.current(here)
     with here.shared_errors(f"saving a checkpoint in {home}"):

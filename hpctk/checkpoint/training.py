@@ -13,8 +13,8 @@ extra      what the user added: epochs, schedulers, positions in the data
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from hpctk.methods.core.method import Method
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.ways_in.counters import Stats
 
+T = TypeVar("T")
 Tree = dict[str, Any]
 
 
@@ -49,6 +50,8 @@ class Trainer(Protocol):
 
     def begin(self) -> None:
         """Make sure that there is a state to load into. Collective over the communicator."""
+
+    def together(self, attempt: Callable[[], T]) -> T: ...
 
     def check_between_steps(self, what: str) -> None: ...
 

@@ -116,7 +116,8 @@ def train(here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None
     finally:
         bar.finish()
     late = job.close()
-    texts = here.gather_texts(json.dumps(dataclasses.asdict(result)), "gathering the results")
+    text = json.dumps(dataclasses.asdict(result))
+    texts = job.optimizer.together(lambda: here.gather_texts(text, "gathering the results"))
     made = entry(readable(recipe.make()), [json.loads(text) for text in texts])
     if own is not None:
         settings = dataclasses.asdict(task.settings)

@@ -37,6 +37,10 @@ VARIABLES = {
         "bar: one line rewritten, lines: a line every 10 s",
         default=None, choices=("bar", "lines", "none"), shown="bar on a terminal, else lines",
     ),
+    "HPCTK_ON_LOST_RANK": Setting(
+        "what DistributedOptimizer does when a rank is gone: end the job, or go on without it",
+        default="raise", choices=("raise", "shrink"),
+    ),
     "HPCTK_STRICT": Setting(
         "1: ranks compare the names of their collective calls, and say who is elsewhere",
         default=None, choices=("0", "1"), shown="0",

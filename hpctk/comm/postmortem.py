@@ -55,6 +55,7 @@ class Process:
 
 #: "rank 1 of 4 on host (pid 123)", known once this process has joined a world of several ranks.
 _who = ""
+_status = 0
 
 
 def watch(rank: int, size: int) -> None:
@@ -97,6 +98,17 @@ def show_stuck(processes: dict[int, Process]) -> None:
             asked = True
     if asked:
         time.sleep(DUMP_S)
+
+
+def leave_with(status: int) -> None:
+    """Take note of the status that this process is going to end with."""
+    global _status
+    _status = status
+
+
+def status() -> int:
+    """Return the status that this process ends with, as far as that can be known at exit."""
+    return _status or int(getattr(sys, "last_value", None) is not None)
 
 
 def reason_for_leaving() -> str:

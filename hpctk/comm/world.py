@@ -20,7 +20,7 @@ from hpctk.comm.buffers import Stager
 from hpctk.comm.gpu import GpuAware
 from hpctk.comm.shared_window import SharedWindow
 from hpctk.comm.transport import NativeAllreduce, Transport
-from hpctk.errors import SettingError
+from hpctk.errors import PeerError, SettingError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -67,6 +67,8 @@ class World(Agreement):
     one_thread: OneThread
     background: list[Callable[[], bool]]
     attached: dict[type, Any]
+    #: What a collective may raise where a rank is lost.
+    losses: tuple[type[Exception], ...] = (PeerError,)
 
     @property
     @abstractmethod
@@ -92,6 +94,34 @@ class World(Agreement):
         Collective over the communicator at the first call.
         """
         return None
+
+    def cannot_shrink(self) -> str:
+        """Return why these ranks cannot go on without one that is lost, as a sentence; "" where they can."""
+        return (
+            "torch.distributed does not outlive a rank: its groups cannot be made anew by the survivors while calls "
+            "of the old one are under way. torchrun restarts all ranks instead (--max-restarts)."
+        )
+
+    def is_broken(self) -> bool:
+        """Return whether a rank is known to be lost, here or by a peer that said so. Local."""
+        return False
+
+    def expect_losses(self) -> None:
+        """Let a lost rank be found out without asking the others what they do. Local."""
+
+    def decide(self, *, done: bool) -> bool:
+        """Return whether all ranks are `done`: the same answer on all that live, whoever dies meanwhile.
+
+        Collective over the communicator, also where it is broken.
+        """
+        raise NotImplementedError
+
+    def shrink(self) -> list[int]:
+        """Let these be the ranks that live; return the numbers that they had, in the order of their new ones.
+
+        Collective over the ranks that live. What is `attached` is dropped, as is all that is under way.
+        """
+        raise NotImplementedError
 
 
 def world(comm: Comm | None = None) -> World:

@@ -56,6 +56,10 @@ class DistributedOptimizer(_StateMaker):
         comm: MPI.Intracomm | None = None,
         **settings: Any,
     ) -> None:
+        if settings.setdefault("on_lost_rank", "raise") != "raise":
+            raise SettingError(
+                "on_lost_rank='shrink': not under Horovod, whose own communicators do not outlive a rank"
+            )
         members = communicator(horovod(), process_set, comm)
         if members is None:
             raise SettingError(

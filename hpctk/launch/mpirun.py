@@ -39,6 +39,8 @@ MAPPING_OPTIONS = options(
 BINDING_OPTIONS = options(
     "bind-to bind-to-core bind-to-socket map-by cpu-list cpu-set cpus-per-proc cpus-per-rank rankfile rf"
 )
+#: What --with-ft takes.
+FAULT_TOLERANCE = ("ulfm", "mpi", "none", "no", "yes")
 #: Each line of output gets a prefix, which a progress bar does not survive.
 TAGGING_OPTIONS = options("tag-output timestamp-output output l prepend-rank prepend-pattern xml")
 
@@ -50,6 +52,7 @@ def mpirun_job(
 
     All that was typed stays, in order. `environ` is the environment that the job starts in.
     """
+    typed = with_fault_tolerance(typed)
     line = CommandLine(typed, MPIRUN)
     if not line.starts_program:
         return {}, list(typed)
@@ -73,6 +76,18 @@ def mpirun_job(
         elif names:
             added[FORWARDING] = ";".join(names)
     return added, forwarding + line.words(plain)
+
+
+def with_fault_tolerance(typed: Sequence[str]) -> list[str]:
+    """Return the words; after `--with-ft` the kind that Open MPI 5 knows, where none is given."""
+    words = list(typed)
+    before = words.index("--with-ft") if "--with-ft" in words else None
+    if before is not None:
+        # Unless it is a program's own: then the words in front of it hold that program.
+        in_front = CommandLine(words[:before], MPIRUN)
+        if not in_front.starts_program and not set(words[before + 1 : before + 2]) & set(FAULT_TOLERANCE):
+            words.insert(before + 1, "ulfm")
+    return words
 
 
 def intel_variables(ranks: int, cores: int, names: Sequence[str]) -> dict[str, str]:

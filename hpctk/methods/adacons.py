@@ -28,6 +28,7 @@ from hpctk.collectives.engine.engine import engine_of
 from hpctk.methods.core.method import GradientMethod
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.run import BucketRun
+from hpctk.methods.core.survival import Undo
 from hpctk.settings import documented, setting
 
 
@@ -123,6 +124,10 @@ class AdaConsRun(BucketRun):
     def _room(self, like: torch.Tensor, n: int) -> torch.Tensor:
         room = engine_of(self.replica.world).workspace("adacons", n * like.element_size())
         return torch.from_numpy(room).view(like.dtype)
+
+    def undo(self) -> Undo:
+        """Return what does nothing: an exchange changes nothing that lasts before it is committed."""
+        return lambda: None
 
     def local_state(self) -> dict[str, Any]:
         """Return the momentum of the sorted agreements."""

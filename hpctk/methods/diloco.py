@@ -82,6 +82,11 @@ class DiLoCo(LocalStepMethod):
         if self.delay and self.reduce != "mean":
             raise SettingError(f"reduce={self.reduce!r}: cannot be found out while local steps go on; leave out delay")
 
+    @property
+    def sends_between_steps(self) -> bool:
+        """Whether messages are under way while ranks do local steps."""
+        return self.delay > 0
+
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> DilocoRun:
         """Return DiLoCo at work on a replica. Collective over the communicator."""
         return DilocoRun(self, replica, base)
@@ -163,7 +168,7 @@ class DilocoRun(ModelRun):
         self._left = True
         return status.active
 
-    def round(self, *, active: bool = True) -> bool:
+    def _round(self, *, active: bool) -> bool:
         """End the slot: do the outer step on its fragment. Collective over the communicator."""
         going = True
         while not active and not self.fragment.n:

@@ -82,6 +82,8 @@ class Ef21Run(GradientRun):
         #: v_i, h_i and h as they will be once this step is committed, and v_i - h_i before it.
         self._next: tuple[Tensors, Tensors, Tensors] = {}, {}, {}
         self._differences: Tensors = {}
+        #: Whether ranks were lost whose estimates are still in h.
+        self._stale = False
 
     def rescale(self, factor: float) -> None:
         """Multiply all that is kept. In place."""
@@ -109,6 +111,10 @@ class Ef21Run(GradientRun):
     def exchange(self, gradients: Tensors) -> None:
         """Replace gradients by h. Collective over the communicator. In place."""
         momentum, _, mean = self._next
+        if self._stale:
+            fresh = {name: estimate.clone() for name, estimate in self.estimate.items()}
+            dense_mean(self.replica.world, fresh, self.replica.schedule, "estimates")
+            self.mean = fresh
         for name, gradient in gradients.items():
             if name not in momentum:
                 # Another rank has one; this one's is zero.
@@ -144,9 +150,14 @@ class Ef21Run(GradientRun):
     def commit(self) -> None:
         """Keep momentum, estimate and mean of this step. Local."""
         super().commit()
+        self._stale = False
         for kept, new in zip((self.momentum, self.estimate, self.mean), self._next, strict=True):
             kept.update(new)
         self._next, self._differences = ({}, {}, {}), {}
+
+    def forget(self, kept: list[int]) -> None:
+        """Let h be the mean of the estimates of those that are left, from the next exchange on. Local."""
+        self._stale = True
 
     def local_state(self) -> dict[str, Any]:
         """Return v_i, h_i, h and what the compressor remembers."""

@@ -97,7 +97,7 @@ class EpisodeRun(ModelRun):
         value = evaluate(closure)
         bad = None
         if self.clips is None:
-            self._open()
+            self.replica.together(self._open, self.undo)
             self.skipped = self.clips is None
         else:
             bad = first_bad(self.replica.gradients())

@@ -40,6 +40,7 @@ from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
 from hpctk.methods.core.residual_bound import ResidualBound
 from hpctk.methods.core.run import BucketRun
+from hpctk.methods.core.survival import Undo
 from hpctk.settings import documented, setting
 
 
@@ -181,9 +182,14 @@ class MeanRun(BucketRun):
             return
         mine = global_norm([gradient for gradient in self.replica.gradients() if gradient is not None])
         # Of rank 0 for all: with another number of threads the same sum may round otherwise.
-        norm = float(gather_rows(self.replica.world, np.array([mine]))[0, 0])
+        norms = self.replica.together(lambda: gather_rows(self.replica.world, np.array([mine])))
+        norm = float(norms[0, 0])
         with scaled_rates(base, self._clipping.factor(norm)):
             base.step()
+
+    def undo(self) -> Undo:
+        """Return what puts the residuals back, and the compressor; nothing where gradients travel as they are."""
+        return (lambda: None) if self._compressor is None else super().undo()
 
     def local_state(self) -> dict[str, Any]:
         """Return the residuals, what the compressor remembers, and the rate at the start."""

@@ -90,6 +90,7 @@ class SaefRun(UpdateRun):
 
     def exchange(self, *, active: bool) -> None:
         """Send the update, move x, and step ahead of it. Collective over the communicator. In place."""
+        self.feedback.cut_anew()
         if self.t == 0:
             self._start()
         if active:
@@ -107,6 +108,14 @@ class SaefRun(UpdateRun):
     def _start(self) -> None:
         """Let x be what the model holds."""
         torch_private.foreach_copy_(self.x.parts, self.feedback.values)
+
+    def commit(self) -> None:
+        """Take what was done for done."""
+        self.feedback.commit()
+
+    def forget(self, kept: list[int]) -> None:
+        """Forget lost ranks: what they had not sent is lost with them. Local."""
+        self.feedback.forget()
 
     def _named_x(self) -> dict[str, torch.Tensor]:
         return dict(zip(self.feedback.names, self.x.parts, strict=True))

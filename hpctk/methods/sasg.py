@@ -256,6 +256,10 @@ class SasgRun(UpdateRun):
             residuals = reshard(earlier.each("residuals"), self.replica.world.size)
         return {**earlier.first(), "residuals": residuals, "messages": {}, "delay": 0}
 
+    def forget(self, kept: list[int]) -> None:
+        """Forget the messages of lost ranks: they are not applied any more. Local."""
+        self.messages = self.messages.of_ranks(kept)
+
     def _named_snapshot(self) -> dict[str, torch.Tensor]:
         return self.replica.named(self.snapshot)
 

@@ -32,6 +32,7 @@ def exchange_gradients(
     *,
     active: bool = True,
     buckets: FinishBuckets | None = None,
+    commit: bool = True,
 ) -> tuple[StepStatus, dict[str, torch.Tensor]]:
     """Prepare, exchange and commit the gradients of a step. Collective over the communicator. In place.
 
@@ -46,6 +47,8 @@ def exchange_gradients(
         Whether this rank has data.
     buckets : callable, optional
         Where the gradients are under way already.
+    commit : bool
+        Whether the result is going to be used in any case; else the caller commits.
 
     Returns
     -------
@@ -75,7 +78,8 @@ def exchange_gradients(
     else:
         for name, gradient in zip(has, held, strict=True):
             gradient.copy_(results[name].view(gradient.shape))
-    run.commit()
+    if commit:
+        run.commit()
     return status, made
 
 

@@ -11,6 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.methods.core import drift
 from hpctk.methods.core.run import Closure, GradientRun, evaluate
+from hpctk.methods.core.step_status import StepStatus
+from hpctk.methods.core.survival import Undo, kept_gradients
 from hpctk.ways_in.gradient_exchange import exchange_gradients
 from hpctk.ways_in.overlap import Overlap
 
@@ -36,6 +38,8 @@ class GradientSteps:
     def __init__(self, run: GradientRun, base: torch.optim.Optimizer, overlap: Overlap | None = None) -> None:
         self._run, self._replica, self._base, self._overlap = run, run.replica, base, overlap
         self.synchronized = self.skipping = self.skipped = False
+        #: The gradients before an exchange, where ranks may be lost in it.
+        self._kept: list[torch.Tensor | None] = []
         #: Hooks that notice a backward between `ahead` and the step.
         self._watches: list[RemovableHandle] = []
         run.meet(base)
@@ -89,23 +93,41 @@ class GradientSteps:
 
     def _exchange(self, *, active: bool = True) -> bool:
         """Exchange the gradients; return whether any rank has data. Collective over the communicator."""
-        replica, overlap = self._replica, self._overlap
+        replica, overlap, survival = self._replica, self._overlap, self._replica.survival
         if overlap is not None:
             overlap.check_unchanged()
-        status, made = exchange_gradients(
-            self._run,
-            replica.gradients,
-            self._base.param_groups,
-            active=active,
-            buckets=None if overlap is None else overlap.finish,
-        )
+
+        def exchange() -> tuple[StepStatus, dict[str, torch.Tensor]]:
+            return exchange_gradients(
+                self._run,
+                replica.gradients,
+                self._base.param_groups,
+                active=active,
+                buckets=None if overlap is None else overlap.finish,
+                commit=survival is None,
+            )
+
+        status, made = replica.together(exchange, self._keep)
         if not status.active:
             return False
+        if survival is not None and status.bad is None and any(status.has):
+            self._run.commit()
         self.skipping = self._run.skip_or_raise(status)
         self.synchronized = True
         for name, gradient in made.items():
             replica.parameters[replica.places[name]].grad = gradient
         return True
+
+    def _keep(self) -> Undo:
+        """Return what puts back the gradients, and what the method keeps of earlier ones. Local."""
+        undo_gradients = kept_gradients(self._replica.parameters, self._kept)
+        undo_method = self._run.undo()
+
+        def undo() -> None:
+            undo_gradients()
+            undo_method()
+
+        return undo
 
     def _finish_step(self) -> None:
         """Apply the exchanged gradients, unless the step is skipped."""

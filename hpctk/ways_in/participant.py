@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.run import Run
 from hpctk.ways_in.counters import Counters, Stats
+
+T = TypeVar("T")
 
 
 def note_one_rank(world: World) -> None:
@@ -45,6 +47,14 @@ class Participant:
     def world(self) -> World:
         """The ranks that train together."""
         return self._replica.world
+
+    def together(self, attempt: Callable[[], T]) -> T:
+        """Return what `attempt` returns, a collective function of yours that may be called again.
+
+        Collective over the communicator. With on_lost_rank="shrink" it is called anew, on the ranks that are left,
+        where one was lost before all had done it; otherwise this is a call like any other.
+        """
+        return self._replica.together(attempt)
 
     @contextmanager
     def averaged_model(self) -> Iterator[None]:
@@ -100,13 +110,18 @@ def averaged_model(run: Run, counting: Callable[[], AbstractContextManager[None]
     """
     replica = run.replica
     kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
-    with counting():
-        # Not every method exchanges anything here: ranks that are elsewhere are to hear of it all the same.
-        replica.world.barrier("averaged_model()")
-    with counting(), replica.world.calling("averaged_model"):
-        target = run.evaluated_parameters()
-        averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
-        dense_mean(replica.world, averaged, replica.schedule, "buffers")
+
+    def average() -> tuple[list[torch.Tensor] | None, dict[str, torch.Tensor]]:
+        with counting():
+            # Not every method exchanges anything here: ranks that are elsewhere are to hear of it all the same.
+            replica.world.barrier("averaged_model()")
+        with counting(), replica.world.calling("averaged_model"):
+            target = run.evaluated_parameters()
+            averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
+            dense_mean(replica.world, averaged, replica.schedule, "buffers")
+        return target, averaged
+
+    target, averaged = replica.together(average)
     if target is not None:
         replica.load(target)
     _load(replica.buffers, averaged)

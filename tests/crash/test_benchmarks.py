@@ -10,6 +10,7 @@ from jobs import ROOT, mpirun, run
 #: Options that let a benchmark end soon, and names that are in its rows.
 SINGLE = {
     "compress": (["--elements", "1e5"], ["memory:read", "torch:topk", "kernel:topk", "compress:qsgd"]),
+    "faults": (["--kills", "1", "--ranks", "2", "--every", "3", "--only", "Mean"], ["Mean"]),
     "regression": (
         ["--seeds", "1", "--workers", "4", "--batches", "64", "--updates", "3"],
         ["plain mean, N=4, B=64", "AdaCons, N=4, B=64"],

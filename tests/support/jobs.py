@@ -41,9 +41,12 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **extra}
 
 
-def mpirun(ranks: int, *command: str) -> list[str]:
-    """Return the command line that starts `ranks` ranks here, whichever MPI this environment holds."""
-    typed = ["-n", str(ranks), *command]
+def mpirun(ranks: int, *command: str, tolerant: bool = False) -> list[str]:
+    """Return the command line that starts `ranks` ranks here, whichever MPI this environment holds.
+
+    `tolerant`: with fault tolerance, so that the job outlives a rank; Open MPI 5 has that.
+    """
+    typed = [*(["--with-ft"] if tolerant else []), "-n", str(ranks), *command]
     # A test says itself what its ranks run under: some are about plain `python`.
     added, words = mpirun_job(typed, {}, root=os.geteuid() == 0, cores=1, plain=True)
     settings = [f"{name}={value}" for name, value in added.items()]

@@ -152,6 +152,8 @@ class Watchdog:
         self.gave_up: dict[int, str] = {}
         #: Work to go on with while waiting; each returns whether it got something done.
         self.background: list[Callable[[], bool]] = []
+        #: Whether ranks may be lost: then others need not be asked what they do when one is.
+        self.quiet = False
         #: Held by the thread that asks and listens.
         self.lock = threading.RLock()
         self._on_missing = on_missing
@@ -206,7 +208,7 @@ class Watchdog:
         text = f"rank {self.rank} of {self.size}: MPI says {error.Get_error_string()!r} in {operation}"
         if not fault_tolerant():
             return PeerError(f"{text}. Did the ranks give tensors of different sizes?")
-        missing = [] if self._dead() else self._missing(operation)
+        missing = [] if self.quiet or self._dead() else self._missing(operation)
         # That may have taken a while: by now MPI may know of more.
         dead = self._dead()
         if dead:

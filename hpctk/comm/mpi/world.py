@@ -32,7 +32,8 @@ from hpctk.comm.buffers import Stager
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
-from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog
+from hpctk.comm.mpi.survivors import agreed, finalize, meet_survivors, note_status, time_limit
+from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog, fault_tolerant
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
 from hpctk.telemetry.recorder import Recorders
@@ -41,6 +42,10 @@ from hpctk.telemetry.recorder import Recorders
 HERE = 32767
 #: Seconds a leaving rank gives the others to leave too, so that communicators can be freed together.
 LEAVE_S = 1.0
+NOT_TOLERANT = (
+    "MPI would end the job with the first rank that is lost. Start it with `hpctk mpirun --with-ft`, on Open MPI 5; "
+    "Open MPI 4.1, MPICH and srun have no such thing."
+)
 #: The most ranks of one node that share a window, of 2 MB each.
 MOST_SHARING = 64
 
@@ -60,12 +65,17 @@ class MpiWorld(World):
         The calls on `data` that block.
     """
 
+    losses = (PeerError, MPI.Exception)
+
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.one_thread, self.recorders = OneThread(), Recorders(MpiAllreduce.name)
         self.name = comm.Get_name() or f"{self.size} ranks"
         self.library = MPI.Get_library_version().partition("\n")[0].strip(" \0")
         self._neighbours: dict[int, postmortem.Process] = {}
+        #: What belonged to the ranks before some were lost.
+        self._before: list[Any] = []
+        self.lost_ranks = 0
         self._rolls = first_meeting(comm, environment.readable_timeout_s())
         self._watchdog = Watchdog(self._rolls, environment.readable_timeout_s(), self._show_missing)
         self.data, self.control = self._copy(comm), self._copy(comm)
@@ -185,8 +195,62 @@ class MpiWorld(World):
     def _show_missing(self, missing: list[int]) -> None:
         postmortem.show_stuck({r: self._neighbours[r] for r in missing if r in self._neighbours})
 
-    def leave(self) -> None:
-        """Say farewell and free the communicators if the others leave too. At exit only."""
+    def cannot_shrink(self) -> str:
+        """Return why these ranks cannot go on without one that is lost; "" where they can."""
+        return "" if fault_tolerant() else NOT_TOLERANT
+
+    def is_broken(self) -> bool:
+        """Return whether a rank is known to be lost, here or by a peer that has revoked a communicator. Local."""
+        comms = (self.control, self.data, self._rolls)
+        return any(comm.Is_revoked() for comm in comms) or bool(self.control.Get_failed().Get_size())
+
+    def decide(self, *, done: bool) -> bool:
+        """Return whether all ranks are `done`. Collective over the communicator, also where it is broken."""
+        if not done:
+            # Others may still wait for what will never come.
+            self._revoke()
+        with self.one_thread, time_limit(self.timeout_s, "deciding on what all ranks have done"):
+            return agreed(self.control, done)
+
+    def _revoke(self) -> None:
+        for comm in (self.data, self.control, self._rolls):
+            comm.Revoke()
+
+    def shrink(self) -> list[int]:
+        """Let these be the ranks that live; return the numbers that they had, in the order of their new ones."""
+        self._revoke()
+        group = self.control.Get_group()
+        with self.one_thread, time_limit(self.timeout_s, "meeting the ranks that are left"):
+            rolls, data, control = meet_survivors(self.control)
+        kept: list[int] = list(rolls.Get_group().Translate_ranks(list(range(rolls.Get_size())), group))
+        # A message that is still on its way may write into what these hold.
+        self._before = [self._watchdog, self.attached, self._window]
+        self.lost_ranks += self.size - len(kept)
+        nodes, quiet = self.nodes, self._watchdog.quiet
+        self._neighbours = {i: self._neighbours[old] for i, old in enumerate(kept) if old in self._neighbours}
+        self.rank, self.size = rolls.Get_rank(), rolls.Get_size()
+        self._rolls, self.data, self.control, self.node = rolls, data, control, MPI.COMM_NULL
+        self._watchdog = Watchdog(rolls, self.timeout_s, self._show_missing)
+        self._watchdog.quiet = quiet
+        places = {old: new for new, old in enumerate(kept)}
+        left = [tuple(places[old] for old in node if old in places) for node in nodes]
+        self.nodes = tuple(sorted(node for node in left if node))
+        mine = next(node for node in self.nodes if self.rank in node)
+        self.local_rank, self.local_size = mine.index(self.rank), len(mine)
+        self.guarded = GuardedCalls(data, self._watchdog, self.wait_name, self.one_thread)
+        self.native = MpiAllreduce(self)
+        self.background = self._watchdog.background
+        self.attached = {}
+        self._window, self._window_failed = None, False
+        return kept
+
+    def expect_losses(self) -> None:
+        """Let a lost rank be found out without asking the others what they do. Local."""
+        self._watchdog.quiet = True
+        note_status()
+
+    def leave(self) -> bool:
+        """Say farewell and free the communicators if the others leave too; return whether they do. At exit only."""
         if self.size > 1:
             self._watchdog.farewell(postmortem.reason_for_leaving())
             # Not on control: there it would match a barrier that the others still wait in.
@@ -195,13 +259,14 @@ class MpiWorld(World):
             try:
                 while not everyone_left.Test():
                     if time.monotonic() > deadline:
-                        return
+                        return False
                     time.sleep(1e-3)
                 self._watchdog.listen("leaving the program")
             except MPI.Exception:
                 # A rank has died, and this job outlives it: nothing can be freed together any more.
-                return
+                return False
         self.free()
+        return True
 
     def free(self) -> None:
         """Free the communicators. Collective over the communicator."""
@@ -324,6 +389,7 @@ def _on_free(comm: MPI.Comm, keyval: int, kept: MpiWorld) -> None:
 
 def _leave_all() -> None:
     if not forked.is_child() and MPI.Is_initialized() and not MPI.Is_finalized():
-        for kept in _worlds:
-            kept.leave()
+        left = [kept.leave() for kept in _worlds]
+        if all(left) and any(kept.lost_ranks for kept in _worlds):
+            finalize()
     _worlds.clear()

@@ -75,6 +75,12 @@ class LastMessages:
                 merge.scatter_add(target.view(-1).numpy(), inside, values[lo:hi])
         return float(np.square(values, dtype=np.float64).sum())
 
+    def of_ranks(self, kept: Sequence[int]) -> LastMessages:
+        """Return the messages of some ranks alone, numbered anew."""
+        left = LastMessages(len(kept), self._room)
+        left._pairs = [self._pairs[rank] for rank in kept]
+        return left
+
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return indices and values by rank, for those that have said something."""
         return {

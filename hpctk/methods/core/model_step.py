@@ -15,6 +15,7 @@ from hpctk.methods.core.replica import Replica, first_bad
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.run import Closure, LocalStepRun, evaluate
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
+from hpctk.methods.core.survival import Undo
 
 #: The setting of methods that send models, for those who would rather send less.
 DIFFERENCES: dict[str, Any] = {
@@ -126,6 +127,19 @@ class ModelRun(LocalStepRun):
 
     def round(self, *, active: bool = True) -> bool:
         """Do a round; return whether any rank has data left. Collective over the communicator."""
+        return self.replica.together(lambda: self._round(active=active), self.undo)
+
+    def undo(self) -> Undo:
+        """Return what puts back the model, and all that the method keeps. Local."""
+        undo_method, values = super().undo(), self.replica.copies()
+
+        def undo() -> None:
+            undo_method()
+            self.replica.load(values)
+
+        return undo
+
+    def _round(self, *, active: bool) -> bool:
         status = self.open_round(active=active)
         self.since_round = 0
         self.skip_or_raise(status)

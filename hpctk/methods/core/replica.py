@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import eq
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from hpctk.comm.world import World
 from hpctk.errors import HpctkError, TensorError
 from hpctk.kernels import rows
 from hpctk.methods.core.step_status import StatusExchange
+from hpctk.methods.core.survival import Survival, Undo
+
+T = TypeVar("T")
 
 #: One of each parameter, None where there is none.
 Gradients = Sequence[torch.Tensor | None]
@@ -51,6 +54,8 @@ class Replica:
         Whether a GradScaler asked for this step: what overflows is its affair, never an error.
     dense : bool
         Whether sparse gradients are taken for dense ones; refused where not.
+    survival : Survival or None
+        Where training goes on without ranks that are lost.
     """
 
     world: World
@@ -66,6 +71,7 @@ class Replica:
     status: StatusExchange = field(init=False)
     scaled: bool = False
     dense: bool = False
+    survival: Survival | None = None
 
     def __post_init__(self) -> None:
         self.agreed_on(self.names, self.parameters)
@@ -78,6 +84,13 @@ class Replica:
         self._shapes = [parameter.shape for parameter in parameters]
         layout = [(n, f"{p.dtype} {tuple(p.shape)}") for n, p in zip(names, parameters, strict=True)]
         self.status = StatusExchange(self.world, names, layout, self.check_every)
+
+    def together(self, attempt: Callable[[], T], keep: Callable[[], Undo] | None = None) -> T:
+        """Return what `attempt` returns; where ranks may be lost, once all that live have done it (survival.py).
+
+        Collective over the communicator.
+        """
+        return attempt() if self.survival is None else self.survival.together(attempt, keep)
 
     @cached_property
     def places(self) -> dict[str, int]:

@@ -18,6 +18,7 @@ from hpctk.errors import HpctkError, TensorError
 from hpctk.methods.core.replica import Gradients, Look, Replica, look
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
+from hpctk.methods.core.survival import Undo, copied
 
 Closure = Callable[[], Any]
 
@@ -40,6 +41,8 @@ class Run:
         self.counts: Counter[str] = Counter()
         self.finished = False
         self.set_aside: list[torch.Tensor] | None = None
+        #: A copy of what the method kept before the last exchange, where ranks may be lost in it.
+        self._kept_state: dict[str, Any] | None = None
         #: What was found in the gradients of the step that was opened last: nobody has to look again.
         self.look = Look(None, 0.0)
 
@@ -70,6 +73,25 @@ class Run:
     def shared_state(self) -> Mapping[str, torch.Tensor]:
         """Return what all ranks hold alike between steps, by name: the parameters, unless a method says otherwise."""
         return self.replica.named(self.replica.values)
+
+    def undo(self) -> Undo:
+        """Return what puts back what this rank keeps of the method, should the exchange that comes not count. Local."""
+        state, counts = copied(self.local_state(), self._kept_state), self.counts.copy()
+        self._kept_state = state
+
+        def undo() -> None:
+            # What is loaded may be held from now on.
+            self._kept_state = None
+            self.load_local_state(state)
+            self.counts = counts
+
+        return undo
+
+    def forget(self, kept: list[int]) -> None:
+        """Forget ranks that are lost; `kept` are the numbers that the others had, in their new order.
+
+        Local; nothing by default. What only all ranks together can know waits for the next exchange.
+        """
 
     def open_step(
         self, gradients: Callable[[], Gradients], groups: Sequence[Mapping[str, Any]] = (), *, active: bool = True
@@ -216,6 +238,8 @@ class UpdateRun(LocalStepRun):
         super().__init__(replica, base)
         #: Iterations so far, t; the same on all ranks. One that all ranks skipped does not count.
         self.t = 0
+        #: Copies of the model and of what the base optimizer keeps, where ranks may be lost.
+        self._kept_model: dict[str, Any] | None = None
         #: Why this rank's last update could not be sent: the next step tells all ranks.
         self._unsent: HpctkError | None = None
 
@@ -242,17 +266,49 @@ class UpdateRun(LocalStepRun):
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration on the gradient that is there, or that the closure makes."""
         value = evaluate(closure)
-        self._advance(self.open_step(self.replica.gradients, self.base.param_groups), active=True)
+        self.replica.together(self._iterate, self.undo)
+        self.commit()
         return value
+
+    def commit(self) -> None:
+        """Take note that the last iteration counts; nothing by default. Local."""
+
+    def _iterate(self, *, active: bool = True) -> bool:
+        """Open an iteration and do it; return whether any rank has data. Collective over the communicator."""
+        status = self.open_step(self.replica.gradients, self.base.param_groups, active=active)
+        if status.active:
+            self._advance(status, active=active)
+        return status.active
+
+    def undo(self) -> Undo:
+        """Return what puts back model, base optimizer and all that the method keeps. Local."""
+        replica, base = self.replica, self.base
+        undo_method, t = super().undo(), self.t
+        # No message is about gradients here, so that they need no copy.
+        gradients = [parameter.grad for parameter in replica.parameters]
+        held: dict[str, Any] = {"base": dict(base.state)}
+        if "parameters" not in (self._kept_state or {}):
+            held["values"] = replica.named(replica.values)
+        kept = self._kept_model = copied(held, self._kept_model)
+
+        def undo() -> None:
+            self._kept_model = None
+            base.state.clear()
+            base.state.update(kept["base"])
+            undo_method()
+            if "values" in kept:
+                replica.load(list(kept["values"].values()))
+            for parameter, gradient in zip(replica.parameters, gradients, strict=True):
+                parameter.grad = gradient
+            self.t = t
+
+        return undo
 
     def idle(self) -> bool:
         """Take part in an iteration without a gradient of one's own."""
         for parameter in self.replica.parameters:
             parameter.grad = None
-        status = self.open_step(self.replica.gradients, self.base.param_groups, active=False)
-        if status.active:
-            self._advance(status, active=False)
-        return status.active
+        return self._iterate(active=False)
 
     def _advance(self, status: StepStatus, *, active: bool) -> None:
         self.skipped = self.skip_or_raise(status)

@@ -22,7 +22,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.collectives.compressed_mean import dense_mean, dense_sum
 from hpctk.collectives.engine.signs import feed_common_signs
 from hpctk.collectives.onebit import shard_bounds
 from hpctk.compressors import Compressor, Residuals
@@ -75,6 +75,9 @@ class UpdateExchange(ABC):
         self._two_way = len(signs) == 2 and self._n > 0
         self._server_residuals = Residuals()
         self.shard = self.own_shard(torch.zeros(self._n, dtype=self.parameters[0].dtype))
+        self._lo = self._bounds[0]
+        #: What this rank has of s, where ranks were lost and s is to be cut anew.
+        self._uncut: torch.Tensor | None = None
 
     @property
     def values(self) -> list[torch.Tensor]:
@@ -83,8 +86,35 @@ class UpdateExchange(ABC):
 
     def own_shard(self, whole: torch.Tensor) -> torch.Tensor:
         """Return a copy of this rank's part of s, given the whole; empty where s is not cut into shards."""
-        lo, hi = shard_bounds(self._replica.world, self._n) if self._two_way else (0, 0)
+        lo, hi = self._bounds
         return whole[lo:hi].clone()
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        return shard_bounds(self._replica.world, self._n) if self._two_way else (0, 0)
+
+    def forget(self) -> None:
+        """Have s cut into the shards of the ranks that are left, at the next exchange; that of a lost rank is lost.
+
+        Local.
+        """
+        if self._two_way:
+            if self._uncut is None:
+                self._uncut = torch.zeros(self._n, dtype=self.shard.dtype)
+                self._uncut[self._lo : self._lo + len(self.shard)] = self.shard
+            self._lo = self._bounds[0]
+            self.shard = self.own_shard(self._uncut)
+
+    def cut_anew(self) -> None:
+        """Cut s where ranks were lost since the last exchange. Collective over the communicator then. In place."""
+        if self._uncut is not None:
+            whole = self._uncut.clone()
+            dense_sum(self._replica.world, {"the server's residual": whole}, self._replica.schedule, "residuals")
+            self.shard = self.own_shard(whole)
+
+    def commit(self) -> None:
+        """Take what was done since the last exchange for done. Local."""
+        self._uncut = None
 
     @abstractmethod
     def exchange(self, x: FlatBuffer) -> TensorError | None:

@@ -17,7 +17,7 @@ from hpctk.errors import SettingError
 from hpctk.settings import check, read_toml, setting, settings_of
 
 #: Settings that may differ when a run is resumed: they do not change what is computed.
-FREE = ("time_budget_s", "checkpoint_steps", "checkpoint_minutes")
+FREE = ("time_budget_s", "checkpoint_steps", "checkpoint_minutes", "on_lost_rank")
 
 #: The name of the saved settings in the folder of a run.
 SAVED = "settings.toml"
@@ -50,6 +50,13 @@ class Settings:
     checkpoint_steps: int | None = setting(None, "save a checkpoint every so many steps", at_least=1, at_most=10**9)
     checkpoint_minutes: float | None = setting(
         None, "save a checkpoint every so many minutes", at_least=1e-3, at_most=1e6
+    )
+
+    on_lost_rank: str | None = setting(
+        None,
+        "end the job when a rank is gone, or go on without it",
+        choices=("raise", "shrink"),
+        shown="as HPCTK_ON_LOST_RANK says",
     )
 
     def __post_init__(self) -> None:

@@ -61,8 +61,8 @@ class Result:
 class Clock:
     """The seconds that a job has used, those before it was stopped and resumed included."""
 
-    def __init__(self, world: World, budget_s: float | None, used_s: float) -> None:
-        self._world, self._budget_s = world, budget_s
+    def __init__(self, optimizer: DistributedOptimizer, budget_s: float | None, used_s: float) -> None:
+        self._optimizer, self._budget_s = optimizer, budget_s
         self._began = time.perf_counter() - used_s
         self._asked: int | None = None
 
@@ -78,9 +78,13 @@ class Clock:
         """
         if self._budget_s is None or block == self._asked:
             return False
-        self._asked = block
-        over = self._world.rank == 0 and self.seconds >= self._budget_s
-        return self._world.minimum([0 if over else 1], "asking rank 0 for the time") == [0]
+        self._asked, world, budget_s = block, self._optimizer.world, self._budget_s
+
+        def ask() -> list[int]:
+            over = world.rank == 0 and self.seconds >= budget_s
+            return world.minimum([0 if over else 1], "asking rank 0 for the time")
+
+        return self._optimizer.together(ask) == [0]
 
 
 @dataclass
@@ -108,7 +112,9 @@ class Job:
         self._here, self._task = here, task
         self.model = task.model()
         base = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
-        self.optimizer = DistributedOptimizer(base, method, model=self.model, schedule=settings.schedule, stats=stats)
+        self.optimizer = DistributedOptimizer(
+            base, method, model=self.model, schedule=settings.schedule, stats=stats, on_lost_rank=settings.on_lost_rank
+        )
         self._position = Position()
         total = task.epochs * (task.samples // task.step_samples(here.size))
         self._curve = Curve(max(1, total // POINTS))
@@ -136,7 +142,7 @@ class Job:
         Collective over the communicator.
         """
         self.model.train()
-        clock = Clock(self._here, self._task.settings.time_budget_s, self._position.seconds)
+        clock = Clock(self.optimizer, self._task.settings.time_budget_s, self._position.seconds)
         began, steps_before = clock.seconds, self.optimizer.stats.steps
         while not (self._is_over() or self.optimizer.finished or clock.is_up(self._block())):
             loss = self._step()
@@ -164,11 +170,13 @@ class Job:
     def _step(self) -> float:
         """Do one step, and move on. Collective over the communicator, as the optimizer's step is."""
         task, here, now = self._task, self._here, self._position
-        if now.samples + task.step_samples(here.size) > task.samples:
+        # With the ranks of now: should one be lost in this step, what was dealt to the others is trained on once.
+        dealt = task.step_samples(here.size)
+        if now.samples + dealt > task.samples:
             now.epoch, now.samples = now.epoch + 1, 0
         batch = task.batch(here.rank, here.size, now.epoch, now.samples)
         loss = task.step(self.optimizer, self.model, batch)
-        now.samples += task.step_samples(here.size)
+        now.samples += dealt
         return loss
 
     def _is_over(self) -> bool:
@@ -203,7 +211,9 @@ class Job:
         with self.optimizer.averaged_model():
             self.model.eval()
             digest = parameters_sha256(self.model)
-            metrics = self._here.run_on_root("evaluating", lambda: self._task.evaluate(self.model))
+            metrics = self.optimizer.together(
+                lambda: self._here.run_on_root("evaluating", lambda: self._task.evaluate(self.model))
+            )
         return Result(
             metrics, self._curve.last_loss, self._position.seconds, stats.steps, stats.counts.get("rounds", 0),
             None if stats.uncounted_calls else stats.sent_bytes, self._is_over(), digest, dict(stats.counts),

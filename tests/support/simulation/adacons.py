@@ -107,6 +107,9 @@ def simulate(
     states = len(problem.start()) if layerwise else 1
     aggregators = [Aggregator(momentum, scale) for _ in range(states)]
     for t in range(steps):
+        if workers.lose(t):
+            for one in aggregators:
+                one.m = None
         out, outcomes = aggregate(aggregators, workers.gradients(t))
         for k in range(workers.size):
             workers.step(k, out)

@@ -36,6 +36,7 @@ def mean(
     rule = None if clip is None else Clip(clip, workers.optimizers[0])
     residuals = [tensors.zeros(x) for x in workers.x]
     for t in range(steps):
+        workers.lose(t, residuals)
         gradients = workers.gradients(t)
         sent = [unit(g) for g in gradients] if unit_norm else gradients
         if compressor is not None:
@@ -69,6 +70,7 @@ def local_sgd(
     workers, trajectory = Workers(problem, base, lr, starts), Trajectory()
     average, until = Average(workers, compressor), 0
     for t in range(steps):
+        workers.lose(t)
         gradients = [workers.gradient(k, t) for k in range(workers.size)]
         if t == until:
             until += period if period_rule is None else period_rule(period, rates(workers.optimizers[0])[0], t)
@@ -95,6 +97,7 @@ def easgd(
     workers, trajectory = Workers(problem, base, lr, starts), Trajectory()
     centre = problem.start()
     for t in range(steps):
+        workers.lose(t)
         for k in range(workers.size):
             workers.step(k, workers.gradient(k, t))
         if (t + 1) % period == 0:
@@ -128,8 +131,9 @@ def lsgd(
     centre = problem.start()
     losses: list[list[float]] = [[] for _ in range(workers.size)]
     for t in range(steps):
+        workers.lose(t, losses)
         for k in range(workers.size):
-            losses[k].append(problem.loss(k, workers.x[k], t))
+            losses[k].append(problem.loss(workers.numbers[k], workers.x[k], t))
             workers.step(k, workers.gradient(k, t))
             workers.x[k] = tensors.mix(workers.x[k], centre, prox / period)
         leader = means = None

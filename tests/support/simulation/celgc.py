@@ -28,6 +28,7 @@ def simulate(
     average = Average(workers, compressor)
     rule = Clip(clip, workers.optimizers[0])
     for t in range(steps):
+        workers.lose(t)
         norms, factors, used = [], [], []
         for k in range(workers.size):
             gradient = workers.gradient(k, t)

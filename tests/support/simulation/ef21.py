@@ -26,6 +26,8 @@ def simulate(
     estimates = [tensors.zeros(x) for x in workers.x]
     out = tensors.zeros(workers.x[0])
     for t in range(steps):
+        if workers.lose(t, v, estimates):
+            out = tensors.mean(estimates)
         gradients = workers.gradients(t)
         if t == 0:
             v = gradients

@@ -27,6 +27,7 @@ def simulate(
     bound = Clip(clip, workers.optimizers[0]).ratio
     own, mean, clips, count = [], None, None, 0
     for t in range(steps):
+        workers.lose(t, *([own] if own else []))
         gradients = [workers.gradient(k, t) for k in range(workers.size)]
         size = None
         if clips is None and all(map(tensors.finite, gradients)):

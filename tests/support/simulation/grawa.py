@@ -134,6 +134,7 @@ def simulate(
     workers, trajectory = Workers(problem, base, lr, starts), Trajectory()
     rounds = Rounds(workers, layerwise=layerwise, **settings)
     for t in range(steps):
+        workers.lose(t, rounds.v, rounds.counts, rounds.last)
         for k in range(workers.size):
             rounds.local_step(k, t)
         entries = rounds.round() if (t + 1) % rounds.period == 0 else NO_ROUND

@@ -37,6 +37,8 @@ class FixedProblem:
         self.targets = [as_tensors(b) for b in targets]
         self.initial = as_tensors(start)
         self.workers = len(self.scales)
+        #: The workers that are lost before a step, by steps.
+        self.lost: dict[int, list[int]] = {}
 
     def start(self) -> Tensors:
         return copy(self.initial)

@@ -31,6 +31,7 @@ def simulate(
     residuals = [tensors.zeros(x)] * workers.size
     server_residual = tensors.zeros(x)
     for t in range(steps):
+        workers.lose(t, residuals)
         updates = [workers.update(k, g) for k, g in enumerate(workers.gradients(t))]
         deltas = [tensors.add(e, u) for e, u in zip(residuals, updates, strict=True)]
         sent = [as_saef(compressor, delta) for delta in deltas]

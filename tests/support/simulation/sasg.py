@@ -38,11 +38,12 @@ def simulate(
 ) -> Trajectory:
     """Log: theta, left (None where not asked), uploads, q, residuals, updates (None on a skip), delays."""
     workers, trajectory = Workers(problem, base, lr), Trajectory()
-    size = workers.size
     terms = max_delay - 1 if terms is None else terms
     memories = [Memory(tensors.zeros(x)) for x in workers.x]
     lengths: list[float] = []  # squared step lengths, newest first
     for t in range(steps):
+        workers.lose(t, memories)
+        size = workers.size
         w = workers.x[0]
         gradients = workers.gradients(t)
         rate = workers.optimizers[0].groups[0].lr
@@ -52,7 +53,7 @@ def simulate(
         for k, (g, memory) in enumerate(zip(gradients, memories, strict=True)):
             change = None
             if t >= warmup and memory.message is not None:
-                difference = tensors.subtract(g, problem.gradient(k, memory.snapshot, t))
+                difference = tensors.subtract(g, problem.gradient(workers.numbers[k], memory.snapshot, t))
                 change = tensors.dot(difference, difference)
             upload = change is None or change > theta or memory.delay > max_delay
             update = workers.update(k, g) if upload else None

@@ -19,14 +19,27 @@ class Workers:
     ) -> None:
         self.problem, self.lr = problem, lr
         self.size = problem.workers
+        self.numbers = list(range(self.size))
         self.optimizers = [base() for _ in range(self.size)]
         self.x = [tensors.copy(x) for x in (starts or [problem.start()] * self.size)]
+
+    def lose(self, t: int, *lists: list) -> bool:
+        """Lose the workers that are gone before step t, with their entries in `lists`; return whether there are any."""
+        lost = self.problem.lost.get(t, [])
+        # Not in place: a trajectory may hold it.
+        self.x = list(self.x)
+        for number in lost:
+            place = self.numbers.index(number)
+            for each in (self.numbers, self.optimizers, self.x, *lists):
+                del each[place]
+        self.size = len(self.numbers)
+        return bool(lost)
 
     def gradient(self, k: int, t: int) -> Tensors:
         """Worker k's gradient where it stands, after setting its learning rate for step t."""
         if self.lr is not None:
             set_rates(self.optimizers[k], self.lr(t))
-        return self.problem.gradient(k, self.x[k], t)
+        return self.problem.gradient(self.numbers[k], self.x[k], t)
 
     def gradients(self, t: int) -> list[Tensors]:
         """All workers' gradients, none of which may be bad."""

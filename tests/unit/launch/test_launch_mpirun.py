@@ -119,6 +119,20 @@ def test_nothing_is_added_where_nothing_is_started(typed):
     assert job(typed, root=True) == ({}, typed)
 
 
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("--with-ft -n 2 ./p", "--with-ft ulfm -n 2 ./p"),
+        ("-n 2 --with-ft ./p", "-n 2 --with-ft ulfm ./p"),
+        ("--with-ft ulfm -n 2 ./p", "--with-ft ulfm -n 2 ./p"),
+        ("--with-ft mpi -n 2 ./p", "--with-ft mpi -n 2 ./p"),
+        ("-n 2 ./p --with-ft", "-n 2 ./p --with-ft"),
+    ],
+)
+def test_fault_tolerance_is_of_the_kind_that_open_mpi_has(typed, words):
+    assert job(typed)[1] == words
+
+
 def test_no_word_is_changed():
     words = [
         "-n", "1", "./p", "a b", "'", '"', "*", "$HOME", "", "\\", "-n", ":", "-n", "1", "q", "--", "é\n",
