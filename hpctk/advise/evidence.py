@@ -35,7 +35,7 @@ class Nearest:
 
 
 def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """Return the results in a folder; what is none of them is left out."""
+    """Return the results in a folder, each with the `name` of its file; what is none of them is left out."""
     found = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         try:
@@ -43,7 +43,7 @@ def load(folder: Path = RESULTS) -> list[dict[str, Any]]:
         except (OSError, ValueError):
             continue
         if isinstance(document, dict) and document.get("format") == FORMAT:
-            found.append(document)
+            found.append({**document, "name": path.stem})
     return found
 
 
@@ -61,5 +61,5 @@ def nearest(question: Question, rate: float, documents: Iterable[dict[str, Any]]
         where = (
             f"{settings['task']} of {document['params']:,} parameters, {settings['hosts']} hosts at {settings['rate']}"
         )
-        made.append(Nearest(where, distance, {row["name"]: row["seconds"] for row in document["summary"]}))
+        made.append(Nearest(where, distance, {row["name"]: row["to_target_s"] for row in document["summary"]}))
     return min(made, key=lambda one: one.distance, default=None)

@@ -147,7 +147,7 @@ def test_local_work_is_kept_in_the_calibration_file():
 def test_the_nearest_measurement(tmp_path):
     for hosts, rate in ((4, 1e9), (4, 5e7)):
         settings = {"task": "mlp", "hosts": hosts, "rate": f"{rate:g}", "bits_per_second": rate}
-        summary = [{"name": "MGRAWA", "seconds": 3.0}, {"name": "SASG", "seconds": None}]
+        summary = [{"name": "MGRAWA", "to_target_s": 3.0}, {"name": "SASG", "to_target_s": None}]
         document = {"format": evidence.FORMAT, "settings": settings, "params": 10**7, "summary": summary}
         (tmp_path / f"{rate:g}.json").write_text(json.dumps(document))
     (tmp_path / "other.json").write_text("[]")
