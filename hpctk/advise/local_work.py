@@ -50,6 +50,7 @@ ORDINARY: Mapping[str, Passes] = {
     "mgrawa": Passes(1.2, 3.0),
     "lgrawa": Passes(1.2, 3.0),
     "episode": Passes(1.5, 4.0),
+    "diloco": Passes(0.0, 4.0),
     "easgd": Passes(0.0, 4.0),
     "lsgd": Passes(1.2, 2.0),
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hpctk.advise.network import Network, Transfer
 from hpctk.advise.question import Question
+from hpctk.methods import METHODS
 
 DDP = "model = torch.nn.parallel.DistributedDataParallel(model)"
 FP16 = "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook)"
@@ -160,6 +161,8 @@ def _periodic(q: Question, period: int) -> Iterator[Way]:
     yield way("MGRAWA(PERIOD)", "mgrawa", dense)
     yield way("LGRAWA(PERIOD)", "lgrawa", dense)
     yield way("LocalSGD(PERIOD)", "local_sgd", 0.0)
+    if "DiLoCo" in METHODS:
+        yield way("DiLoCo(PERIOD)", "diloco", 2.0 * dense)
     yield way("CELGC(clip=1.0, PERIOD)", "celgc", 0.0, caveat=clip)
     yield way("EPISODE(clip=1.0, PERIOD)", "episode", 2.0 * dense, rounds=2, caveat=clip)
     yield way("EASGD(PERIOD)", "easgd", 2.0 * dense, caveat=CONTROL)

@@ -13,6 +13,7 @@ from hpctk.advise.question import Question, at_rate, bits_per_second
 from hpctk.advise.recommend import recommend
 from hpctk.collectives.tuning.calibration import Calibration
 from hpctk.errors import SettingError
+from hpctk.methods import METHODS
 from hpctk.schedules import build
 from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import price
@@ -64,6 +65,11 @@ def test_bytes_follow_the_method():
     assert found["SAEF(Sign(), server=Sign())"].sent_bytes == pytest.approx(dense / 32, rel=1e-3)
     assert found["Mean(RandomK(0.01))"].sent_bytes == pytest.approx(dense / 100)
     assert found["SASG(density=0.01)"].compute_s == pytest.approx(2 * QUESTION.step_s)
+
+
+def test_no_method_is_left_out():
+    named = {name.partition("(")[0] for name in by_name()}
+    assert set(METHODS) <= named
 
 
 def test_overlap_hides_no_more_than_it_can():
