@@ -80,7 +80,7 @@ def train(here, task, name, *, rate, seed, steps, every, bits_per_second, to_tar
     torch.manual_seed(seed)
     contender = Contender(name, task, task.make_model(), rate)
     clock, curve, spans, done, reached = Clock(here), [], [], 0, False
-    began = time.time()
+    began, judging_bytes = time.time(), 0
     while done < steps and not reached and clock.seconds < max_seconds:
         clock.start()
         count = min(every, steps - done)
@@ -90,7 +90,10 @@ def train(here, task, name, *, rate, seed, steps, every, bits_per_second, to_tar
         before = clock.seconds
         clock.stop()
         spans.append((clock.seconds - before) / count)
+        trained_bytes = contender.account_bytes
         loss, accuracy = judged(here, task, contender)
+        # Averaging the models to judge them is no part of training.
+        judging_bytes += (contender.account_bytes or 0) - (trained_bytes or 0)
         if not torch.isfinite(torch.tensor(loss)):
             break
         curve.append([done, clock.seconds, loss, accuracy])
@@ -109,7 +112,7 @@ def train(here, task, name, *, rate, seed, steps, every, bits_per_second, to_tar
         # The first look has the steps that make room and compile.
         "step_s": median(spans[1:] or spans),
         "wire_bytes": sent or None,
-        "account_bytes": contender.account_bytes,
+        "account_bytes": None if contender.account_bytes is None else contender.account_bytes - judging_bytes,
         "loss": curve[-1][2] if curve else None,
         "accuracy": curve[-1][3] if curve else None,
         "curve": curve,

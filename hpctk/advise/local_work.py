@@ -1,8 +1,8 @@
 """What a method computes beside the base optimizer's step: passes over gradients, residuals and models.
 
 Nanoseconds for each parameter, in every step and, for methods with local steps, in every round. The figures below
-were measured once, on one core of an ordinary machine (`hpctk mpirun -n 2 hpctk advise ...` measures yours, and
-keeps them in the calibration file).
+were measured in one run of two ranks, one core each (`hpctk mpirun -n 2 hpctk advise ...` measures yours, and keeps
+them in the calibration file); those of DDP, EPISODE, DiLoCo and LSGD are estimates.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ class Passes:
 ORDINARY: Mapping[str, Passes] = {
     "ddp": Passes(0.8),
     "ddp fp16": Passes(2.2),
-    "mean": Passes(0.8),
-    "adacons": Passes(3.0),
-    "half": Passes(5.0),
-    "top_k": Passes(5.0),
-    "random_k": Passes(5.5),
-    "sign": Passes(3.5),
-    "qsgd": Passes(9.0),
-    "power_sgd": Passes(8.0),
-    "saef top_k": Passes(5.0),
-    "saef sign": Passes(6.0),
-    "ef21": Passes(9.0),
-    "sasg": Passes(8.0),
-    "local_sgd": Passes(0.0, 1.0),
-    "celgc": Passes(0.6, 1.0),
-    "mgrawa": Passes(1.2, 3.0),
-    "lgrawa": Passes(1.2, 3.0),
+    "mean": Passes(1.9),
+    "adacons": Passes(5.5),
+    "half": Passes(21.1),
+    "top_k": Passes(8.3),
+    "random_k": Passes(12.8),
+    "sign": Passes(13.6),
+    "qsgd": Passes(26.9),
+    "power_sgd": Passes(21.3),
+    "saef top_k": Passes(6.2),
+    "saef sign": Passes(5.7),
+    "ef21": Passes(19.0),
+    "sasg": Passes(15.8),
+    "local_sgd": Passes(2.2, 0.1),
+    "celgc": Passes(4.3, 0.3),
+    "mgrawa": Passes(3.3, 7.6),
+    "lgrawa": Passes(6.2, 2.5),
     "episode": Passes(1.5, 4.0),
     "diloco": Passes(0.0, 4.0),
-    "easgd": Passes(0.0, 4.0),
+    "easgd": Passes(1.3, 9.2),
     "lsgd": Passes(1.2, 2.0),
 }
 

@@ -25,6 +25,8 @@ from hpctk.errors import SettingError
 WARM_UP, COUNTED = 3, 12
 #: The script gets so long.
 LIMIT_S = 300.0
+#: What mpirun leaves in the environment of its ranks: the script is none of them.
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL")
 
 
 class Enough(BaseException):
@@ -93,14 +95,13 @@ def probe(script: Path, words: Sequence[str] = ()) -> tuple[int, float]:
     if not script.is_file():
         raise SettingError(f"--script {script}: no such file")
     single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "step.json"
         command = [sys.executable, "-m", "hpctk.advise.step_probe", str(target), str(script), *words]
         try:
             # What it prints is no part of the advice.
-            ended = subprocess.run(
-                command, stdout=sys.stderr, env={**single, **os.environ}, timeout=LIMIT_S, check=False
-            )
+            ended = subprocess.run(command, stdout=sys.stderr, env={**single, **environ}, timeout=LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
             raise SettingError(f"--script {script}: no {WARM_UP + COUNTED + 1} steps in {LIMIT_S:.0f} s") from None
         found = json.loads(target.read_text()) if target.exists() else {}

@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the advice, on rank 0. Collective over COMM_WORLD under mpirun."""
-    under_mpi = bool(launcher.variables(os.environ))
+    # Not Slurm's own variables: the shell of an allocation has them, and is no rank.
+    under_mpi = any(name.startswith(launcher.PREFIXES) for name in os.environ)
     scales = numbers(options.scale, int, "--scale") if options.scale else ()
     check(options, scales, under_mpi=under_mpi)
     if under_mpi:

@@ -27,6 +27,12 @@ def test_table_recommendation_and_what_is_not_known(capsys):
     assert "do not compress here" in output(capsys, *JOB, "--rate", "100gbit")
 
 
+def test_the_shell_of_an_allocation_is_no_rank(capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert "Take: " in output(capsys, *JOB, "--rate", "1gbit")
+
+
 def test_json_has_every_schedule(capsys):
     found = json.loads(output(capsys, *JOB, "--rate", "1gbit", "--scale", "8,64", "--json"))
     means = [entry for entry in found["predictions"] if entry["name"] == "Mean()"]
@@ -55,8 +61,9 @@ def test_a_calibration_file_is_asked(capsys, tmp_path):
 
 
 SCRIPT = """
-import sys, time, torch
+import os, sys, time, torch
 assert sys.argv[1:] == ["--epochs", "1"]
+assert "PRTE_LAUNCHED" not in os.environ
 small = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
 model = torch.nn.Linear(10, 100)
 opt = torch.optim.AdamW(model.parameters())
@@ -69,9 +76,11 @@ print("not reached")
 """
 
 
-def test_a_script_is_timed(capfd, tmp_path):
+def test_a_script_is_timed(capfd, tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
+    # As where rank 0 of a job starts it: the script must not take itself for a rank.
+    monkeypatch.setenv("PRTE_LAUNCHED", "1")
     assert main(["advise", "--script", str(script), "--rate", "1gbit", "--json", "--", "--epochs", "1"]) == 0
     said = capfd.readouterr()
     question = json.loads(said.out)["question"]
