@@ -33,6 +33,7 @@ COMMANDS = {
     "run": ("run", "run a script as a rank, like python -m mpi4py, and say where a rank left"),
     "calibrate": ("calibrate", "measure these ranks, so that schedule='auto' knows what is best here"),
     "schedule": ("schedule", "list, draw and price the collective schedules"),
+    "advise": ("advise", "predict a step by every method on a network, and say which to take, if any"),
     "checkpoint": ("checkpoint", "show what a checkpoint holds, and whether it is whole"),
     "merge": ("merge", "put all ranks' statistics of a run into one HDF5 file"),
     "report": ("report", "say what a run's statistics show, as text, as a page or as JSON; compare runs"),

@@ -55,7 +55,7 @@ def rows_of(name, command, options, tmp_path):
 
 def test_none_is_left_out():
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py")}
-    assert scripts == {*SINGLE, *RANKS}
+    assert scripts == {*SINGLE, *RANKS, "train", "report"}
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -94,3 +94,64 @@ def test_many_tensors_of_one_element(tmp_path):
     rows = rows_of("small", command, ["--tensors", "100", "--steps", "2", "--only", "Mean,Mean TopK"], tmp_path)
     assert set(rows) == {"alone", "Mean", "Mean TopK"}
     assert rows["Mean"]["to_alone"] > 0
+
+
+TRAIN = ["--tiny", "--seeds", "2", "--steps", "8", "--every", "4", "--search-steps", "4", "--rates", "1,2"]
+
+
+def trained(tmp_path, *words):
+    """Run a tiny training benchmark on two ranks; return what it printed and what it kept."""
+    kept = tmp_path / "results" / "tiny.json"
+    command = mpirun(2, sys.executable, "-m", "mpi4py", "benchmarks/train.py", *TRAIN, "--output", str(kept), *words)
+    ended = run(command, timeout_s=240)
+    assert ended.code == 0, ended.output
+    return ended.output, json.loads(kept.read_text())
+
+
+def test_training_goes_on_where_it_was_and_is_reported(tmp_path):
+    first = ["--methods", "alone,ddp-fp16", "--target", "0.01"]
+    _, before = trained(tmp_path, *first)
+    assert {run["method"] for run in before["runs"]} == {"alone", "ddp-fp16"}
+    # Any model is right about one image in a hundred: the first look ends the run.
+    assert all(run["reached"] and run["steps"] == 4 for run in before["runs"])
+    assert all(run["samples"] == 4 * 2 * before["settings"]["batch_of_a_rank"] for run in before["runs"])
+    assert [(run["method"], run["rate"]) for run in before["search"]] == [
+        ("alone", 0.02), ("ddp-fp16", 0.02), ("alone", 0.04), ("ddp-fp16", 0.04),
+    ]  # fmt: skip
+    target = tmp_path / "rows.json"
+    output, after = trained(tmp_path, "--methods", "ddp-fp16,saef", "--target", "0.01", "--json", str(target))
+    # What was measured is not measured again, and the seeds of the newcomer take turns.
+    assert after["runs"][:4] == before["runs"]
+    assert [(run["method"], run["seed"]) for run in after["runs"][4:]] == [("saef", 0), ("saef", 1)]
+    assert after["runs"][4]["account_bytes"] > 0
+    rows = json.loads(target.read_text())
+    assert [row["name"] for row in rows] == ["ddp-fp16", "saef"]
+    assert all(row["seconds"] > 0 and row["reached"] == 2 for row in rows)
+    assert all(row["to_target_s"] is not None and row["name"] in output for row in rows)
+    ended = run([sys.executable, "benchmarks/report.py", "--folder", str(tmp_path / "results")], timeout_s=120)
+    assert ended.code == 0, ended.output
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "## Limitations" in page
+    assert "| saef |" in page
+    assert (tmp_path / "results" / "tiny.png").stat().st_size > 1000
+    other = mpirun(2, sys.executable, "-m", "mpi4py", "benchmarks/train.py", *TRAIN, "--target", "0.5")
+    ended = run([*other, "--output", str(tmp_path / "results" / "tiny.json")], timeout_s=120)
+    assert ended.code != 0
+    assert "was measured with other target; --fresh begins anew" in ended.output
+
+
+@pytest.mark.parametrize("task", ["cnn", "lstm", "transformer"])
+def test_other_tasks_train(task, tmp_path):
+    _, kept = trained(tmp_path, "--task", task, "--methods", "local-sgd", "--seeds", "1", "--rates", "1")
+    (row,) = kept["summary"]
+    assert row["samples"] == 8 * 2 * kept["settings"]["batch_of_a_rank"]
+    assert math.isfinite(row["loss"])
+    # The target was not reached, and nobody says it was.
+    assert row["to_target_s"] is None or row["reached"] == 1
+
+
+def test_wrong_methods_are_named(tmp_path):
+    command = mpirun(1, sys.executable, "-m", "mpi4py", "benchmarks/train.py", "--methods", "saef,sead")
+    ended = run(command, timeout_s=60)
+    assert ended.code == 2
+    assert "--methods sead: known are ddp, ddp-fp16, alone" in ended.output

@@ -1,0 +1,101 @@
+"""Who competes: DDP in 32 and in 16 bits, hpctk's methods, and the baselines that each of them has to beat."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+
+import hpctk
+from hpctk.methods import METHODS as KNOWN
+
+#: Name: how to make the method, given the rate and the norm at which to clip, and the way of `hpctk advise` it is.
+METHODS = {
+    "mean": (lambda rate, norm: hpctk.Mean(), "Mean()"),
+    "adacons": (lambda rate, norm: hpctk.AdaCons(), "AdaCons()"),
+    "mean-unit-norm": (lambda rate, norm: hpctk.Mean(unit_norm=True), None),
+    "mean-half": (lambda rate, norm: hpctk.Mean(hpctk.Half()), "Mean(Half())"),
+    "mean-topk": (lambda rate, norm: hpctk.Mean(hpctk.TopK(0.01)), "Mean(TopK(0.01))"),
+    "powersgd": (lambda rate, norm: hpctk.Mean(hpctk.PowerSGD(4)), "Mean(PowerSGD(4))"),
+    "mean-clip": (lambda rate, norm: hpctk.Mean(clip=rate * norm), None),
+    "saef": (lambda rate, norm: hpctk.SAEF(hpctk.TopK(0.01)), "SAEF(TopK(0.01))"),
+    "saef-sign": (lambda rate, norm: hpctk.SAEF(hpctk.Sign(), server=hpctk.Sign()), "SAEF(Sign(), server=Sign())"),
+    "error-feedback": (lambda rate, norm: hpctk.SAEF(hpctk.TopK(0.01), step_ahead=False), None),
+    "ef21": (lambda rate, norm: hpctk.EF21(hpctk.TopK(0.01)), "EF21(TopK(0.01))"),
+    "sasg": (lambda rate, norm: hpctk.SASG(density=0.01, reduce="mean"), "SASG(density=0.01)"),
+    "mgrawa": (lambda rate, norm: hpctk.MGRAWA(period=16), "MGRAWA(period=16)"),
+    "lgrawa": (lambda rate, norm: hpctk.LGRAWA(period=16), "LGRAWA(period=16)"),
+    "celgc": (lambda rate, norm: hpctk.CELGC(clip=rate * norm, period=16), "CELGC(clip=1.0, period=16)"),
+    "local-sgd": (lambda rate, norm: hpctk.LocalSGD(period=16), "LocalSGD(period=16)"),
+    "easgd": (lambda rate, norm: hpctk.EASGD(period=16), "EASGD(period=16)"),
+    "lsgd": (lambda rate, norm: hpctk.LSGD(period=16), "LSGD(period=16)"),
+}
+if "DiLoCo" in KNOWN:
+    METHODS["diloco"] = (lambda rate, norm: hpctk.DiLoCo(period=16), None)
+#: Those that are not hpctk's: DDP over gloo, and each rank by itself, which also tells what a step takes alone.
+OTHERS = {"ddp": "DDP, 32 bit", "ddp-fp16": "DDP, fp16 hook", "alone": None}
+NAMES = (*OTHERS, *METHODS)
+DEFAULT = (
+    "alone",
+    "ddp",
+    "ddp-fp16",
+    "mean-topk",
+    "powersgd",
+    "saef",
+    "sasg",
+    "mgrawa",
+    "celgc",
+    "local-sgd",
+    "adacons",
+)
+QUICK = ("ddp-fp16", "saef", "mgrawa")
+
+
+def way_of(name):
+    """Return the name that `hpctk advise` has for a contender, None where it has none."""
+    return OTHERS[name] if name in OTHERS else METHODS[name][1]
+
+
+class Contender:
+    """One of them at work on a model: `step` makes a training step, `evaluated` shows the model to judge."""
+
+    def __init__(self, name, task, model, rate):
+        self._task, self.model, self._trained = task, model, model
+        base = task.make_optimizer(model.parameters(), rate)
+        self._opt, self._own = base, None
+        self._closure = name == "sasg"
+        if name in ("ddp", "ddp-fp16"):
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            self._trained = torch.nn.parallel.DistributedDataParallel(model)
+            if name == "ddp-fp16":
+                self._trained.register_comm_hook(None, fp16_compress_hook)
+        elif name in METHODS:
+            method = METHODS[name][0](rate, task.norm)
+            early = name in ("mean", "adacons")
+            self._own = self._opt = hpctk.DistributedOptimizer(base, method, model=model, overlap=early)
+
+    def step(self, batch):
+        """Make one step. Collective, but for `alone` and between rounds."""
+
+        def closure():
+            self._opt.zero_grad()
+            loss = self._task.loss(self._trained, batch)
+            loss.backward()
+            return loss
+
+        if self._closure:
+            return self._opt.step(closure)
+        loss = closure()
+        return self._opt.step(loss=loss) if self._own is not None else self._opt.step()
+
+    def evaluated(self):
+        """Return a context in which the model is the one to judge. Collective."""
+        return nullcontext() if self._own is None else self._own.averaged_model()
+
+    @property
+    def account_bytes(self):
+        """What hpctk says it sent; None for those that keep no account, or where MPI does not tell."""
+        if self._own is None or self._own.stats.uncounted_calls:
+            return None
+        return self._own.stats.sent_bytes

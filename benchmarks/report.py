@@ -1,0 +1,67 @@
+"""Make benchmarks/RESULTS.md and its pictures from the files in benchmarks/results. Starts no MPI.
+
+Start it with `./launch/bench report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import _rig
+from _training.page import page
+from _training.results import FOLDER
+
+from hpctk.advise.evidence import load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="launch/bench report", description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where results are [benchmarks/results]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a row for each method of each result to FILE")
+    options = parser.parse_args()
+    documents = {document["name"]: document for document in load(options.folder)}
+    for name, document in documents.items():
+        document["curves"] = drawn(document, options.folder / f"{name}.png")
+    target = options.folder.parent / "RESULTS.md"
+    target.write_text(page(documents))
+    rows = [
+        {**row, "name": f"{name}: {row['name']}", "method": row["name"]}
+        for name, document in documents.items()
+        for row in document["summary"]
+    ]
+    _rig.write(options.json, rows)
+    print(f"{target}: {len(documents)} set-ups, {len(rows)} rows")
+
+
+def drawn(document, target):
+    """Draw the held-out metric of each method's first seed against seconds; return whether it could."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("report: no pictures: they need matplotlib (pip install 'hpctk[plot]')", file=sys.stderr)
+        return False
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    column = 3 if document["settings"]["metric"] == "accuracy" else 2
+    runs = [run for run in document["runs"] if run["curve"] and run["seed"] == 0]
+    for place, run in enumerate(runs):
+        seconds, values = [point[1] for point in run["curve"]], [point[column] for point in run["curve"]]
+        style = "--" if run["method"].startswith("ddp") else "-"
+        axes.plot(seconds, values, style, marker=".", label=run["method"], color=f"C{place % 10}")
+    axes.axhline(document["settings"]["target"], color="#999999", linewidth=0.8)
+    settings = document["settings"]
+    title = f"{settings['task']}, {settings['hosts']} ranks, links: {settings['rate']}"
+    axes.set(xscale="log", xlabel="seconds of training", ylabel=f"held-out {settings['metric']}", title=title)
+    axes.grid(True, color="#dddddd")
+    if runs:
+        axes.legend(fontsize=8)
+        figure.savefig(target)
+    return bool(runs)
+
+
+if __name__ == "__main__":
+    main()
