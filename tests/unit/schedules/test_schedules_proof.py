@@ -4,14 +4,14 @@ from math import fsum
 from random import Random
 
 import pytest
-from schedule_proof.check import check
-from schedule_proof.tally import replay_seconds
 
 from hpctk.errors import SettingError
 from hpctk.schedules import SCHEDULES, Action, Plan, binomial, build, hierarchical, lazy, ring, rotation
 from hpctk.schedules.core.registry import names
 from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import price
+from hpctk.schedules.proof.check import check
+from hpctk.schedules.proof.tally import replay_seconds
 
 SIZES = range(1, 65)
 FLAT = [(name, kind) for name, entry in SCHEDULES.items() if not entry.needs_nodes for kind in entry.builders]
