@@ -74,10 +74,10 @@ def _started(job: str, rank: int, ranks: int, output: Path, timeout_s: float) ->
 
 
 def _reason(texts: list[str]) -> str:
-    """Return the last line of the rank that says most about a check that failed."""
+    """Return what the first rank says whose check failed; else the last line of the first rank that says anything."""
     lines = [text.strip().splitlines()[-1] for text in texts if text.strip()]
-    told = [line for line in lines if line.startswith("AssertionError")]
-    return (told or lines or ["no rank said why"])[0]
+    told = [line[line.index("AssertionError") :] for line in lines if "AssertionError" in line]
+    return (told or lines or ["no rank said why"])[0].removeprefix("AssertionError: ")
 
 
 def _shown(texts: list[str]) -> str:

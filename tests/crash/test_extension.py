@@ -84,4 +84,4 @@ def test_the_kit_says_what_is_wrong(tmp_path):
     program = "from hpctk.testing import check_method\ncheck_method('selfish:Selfish', steps=12)\n"
     ended = run([sys.executable, "-c", program], 100, PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
     assert ended.code == 1
-    assert "AssertionError: what is shared after step 0 differs from rank to rank" in ended.output
+    assert "selfish:Selfish on 2 ranks: what is shared after step 0 differs from rank to rank" in ended.output
