@@ -70,6 +70,18 @@ def test_training_without_statistics_needs_no_h5py():
     assert ended.stdout == "trained\n", ended.stderr
 
 
+@pytest.mark.parametrize(
+    "use", ["hpctk.DistributedOptimizer", "hpctk.ddp", "hpctk.metrics.TensorBoard", "hpctk.extend"]
+)
+def test_no_trainer_is_imported_unless_asked_for(use):
+    program = (
+        f"import sys, hpctk; {use}\n"
+        "print([name for name in ('lightning', 'accelerate', 'tensorboard', 'opentelemetry') if name in sys.modules])"
+    )
+    done = python(program)
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_torch_distributed_is_imported_where_its_worlds_are_made():
     """import-linter sees torch as one package, so this is asked here."""
     package = Path(hpctk.__file__).parent
