@@ -12,7 +12,7 @@ SAID = re.compile(r"rank \d: (\d+) steps, loss ([\d.]+) to ([\d.]+), sent (\d+) 
 
 
 def trained(name, folder, *words):
-    """Return what both ranks say: steps, first and last loss, bytes, and the digest of the model; and all the output."""
+    """Return what both ranks say: steps, first and last loss, bytes, digest of the model; and all the output."""
     ended = run(torchrun(2, EXAMPLES[name], "--folder", str(folder), *words), timeout_s=150, cwd=folder.parent)
     assert ended.code == 0, ended.output
     found = SAID.findall(ended.output)
