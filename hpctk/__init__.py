@@ -14,6 +14,7 @@ from hpctk._version import __version__ as __version__
 if TYPE_CHECKING:
     from hpctk import ddp as ddp
     from hpctk import extend as extend
+    from hpctk import fsdp as fsdp
     from hpctk import metrics as metrics
     from hpctk import ops as ops
     from hpctk import stats as stats
@@ -86,7 +87,7 @@ _HOMES = {
 }
 
 #: Further names, each in a module of its own; not for `import *`, for Horovod or a trainer may not be there.
-_MODULES = ("ddp", "extend", "horovod", "lightning", "accelerate", "metrics", "ops", "stats", "testing")
+_MODULES = ("ddp", "extend", "fsdp", "horovod", "lightning", "accelerate", "metrics", "ops", "stats", "testing")
 
 #: Names of earlier versions, and what they are called now.
 _RENAMED = {

@@ -87,7 +87,7 @@ def test_torch_distributed_is_imported_where_its_worlds_are_made():
     package = Path(hpctk.__file__).parent
     allowed = (package / "comm" / "torch", package / "ddp", package / "testing")
     for module in package.rglob("*.py"):
-        if any(folder in module.parents for folder in allowed):
+        if module == package / "fsdp.py" or any(folder in module.parents for folder in allowed):
             continue
         for node in ast.walk(ast.parse(module.read_text())):
             named = [name.name for name in node.names] if isinstance(node, ast.Import) else []
