@@ -13,8 +13,12 @@ from hpctk._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from hpctk import ddp as ddp
+    from hpctk import extend as extend
+    from hpctk import fsdp as fsdp
+    from hpctk import metrics as metrics
     from hpctk import ops as ops
     from hpctk import stats as stats
+    from hpctk import testing as testing
     from hpctk.checkpoint import Checkpoints as Checkpoints
     from hpctk.checkpoint import Stopped as Stopped
     from hpctk.checkpoint import load_checkpoint as load_checkpoint
@@ -90,8 +94,8 @@ _HOMES = {
     "PowerSGD": "compressors",
 }
 
-#: Further names, each in a module of its own; not for `import *`, for Horovod may not be there.
-_MODULES = ("ddp", "horovod", "ops", "stats")
+#: Further names, each in a module of its own; not for `import *`, for Horovod or a trainer may not be there.
+_MODULES = ("ddp", "extend", "fsdp", "horovod", "lightning", "accelerate", "metrics", "ops", "stats", "testing")
 
 #: Names of earlier versions, and what they are called now.
 _RENAMED = {

@@ -54,3 +54,9 @@ def scale_device(scaler: Any) -> torch.device:
     """Return where a GradScaler keeps its scale."""
     device: torch.device = scaler._scale.device
     return device
+
+
+def fsdp_groups(module: Any) -> list[tuple[int, Any]]:
+    """Return, of each group of parameters that FSDP2 moves as one, its mesh's dimensions and its all-reduce hook."""
+    groups = module._get_fsdp_state()._fsdp_param_groups
+    return [(group.mesh_info.mesh.ndim, group._all_reduce_hook) for group in groups]

@@ -57,9 +57,10 @@ def run(options: argparse.Namespace) -> int:
 
 def listed(options: argparse.Namespace) -> str:
     """Return all schedules with their kinds and a line on each."""
-    from hpctk.schedules.core.registry import SCHEDULES, SHARED_MEMORY
+    from hpctk.schedules.core.registry import SCHEDULES, SHARED_MEMORY, by_name, offered
 
-    entries = [(name, entry.summary, list(entry.builders)) for name, entry in SCHEDULES.items()]
+    known = {name: by_name(name) for name in (*SCHEDULES, *offered())}
+    entries = [(name, entry.summary, list(entry.builders)) for name, entry in known.items()]
     if options.json:
         keys = ("name", "summary", "kinds")
         return json.dumps([dict(zip(keys, entry, strict=True)) for entry in entries], indent=2)
@@ -74,9 +75,10 @@ def shown(options: argparse.Namespace) -> str:
     """Return a drawing of one schedule."""
     from hpctk.schedules import SCHEDULES, build
     from hpctk.schedules.core.draw import draw
+    from hpctk.schedules.core.registry import by_name, offered
 
     nodes = nodes_of(options.ranks, options.per_node)
-    known = SCHEDULES.get(options.name)
+    known = by_name(options.name) if options.name in (*SCHEDULES, *offered()) else None
     kind = options.kind or (next(iter(known.builders)) if known else "allreduce")
     return draw(build(options.name, kind, options.ranks, nodes=nodes))
 

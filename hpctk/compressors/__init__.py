@@ -1,13 +1,15 @@
 """Compressors: how a tensor is written down in fewer bytes.
 
 A new one is a file beside this one, and an entry in `COMPRESSORS`. The text after a colon on a command line is its
-first setting, unless that has to be given by name.
+first setting, unless that has to be given by name. Other packages bring theirs by the entry point
+`hpctk.compressors`: docs/extend.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 
+from hpctk import plugins
 from hpctk.compressors.chunk_top_k import ChunkTopK
 from hpctk.compressors.core.compressor import Compressor, Residuals
 from hpctk.compressors.core.packet import Packet
@@ -65,9 +67,10 @@ def by_name(text: str) -> Compressor:
         For an unknown name, or a value that is missing, superfluous or out of range.
     """
     name, colon, value = text.partition(":")
-    if name not in COMPRESSORS:
-        raise SettingError(f"compressor={text!r}: {hint(name, COMPRESSORS)}known are {', '.join(forms())}")
-    make, (argument, about) = COMPRESSORS[name], _argument(name)
+    if name not in COMPRESSORS and name not in _offered():
+        known = [*COMPRESSORS, *_offered()]
+        raise SettingError(f"compressor={text!r}: {hint(name, known)}known are {', '.join(forms())}")
+    make, (argument, about) = _class(name), _argument(name)
     if not colon and (about is None or about.default is not REQUIRED):
         return make()
     if about is None or not value:
@@ -80,7 +83,21 @@ def by_name(text: str) -> Compressor:
 
 def forms() -> list[str]:
     """Return how each compressor is written on a command line, optional parts in brackets."""
-    return [_form(name) for name in COMPRESSORS]
+    return [_form(name) for name in (*COMPRESSORS, *_offered())]
+
+
+def _offered() -> list[str]:
+    """Return the names of the compressors that other packages bring. Imports none of them."""
+    return plugins.names(plugins.COMPRESSORS, COMPRESSORS)
+
+
+def _class(name: str) -> type[Compressor]:
+    if name in COMPRESSORS:
+        return COMPRESSORS[name]
+    found = plugins.load(plugins.COMPRESSORS, name)
+    if not (isinstance(found, type) and issubclass(found, Compressor) and is_dataclass(found)):
+        raise plugins.refuse(plugins.COMPRESSORS, name, found, "a dataclass that derives from hpctk.extend.Compressor")
+    return found
 
 
 def _form(name: str) -> str:
@@ -93,5 +110,5 @@ def _form(name: str) -> str:
 
 def _argument(name: str) -> tuple[str, Setting | None]:
     """Return the setting that may follow the name and a colon; None where there is none."""
-    positional = [field.name for field in fields(COMPRESSORS[name]) if not field.kw_only]
-    return next(((one, settings_of(COMPRESSORS[name])[one]) for one in positional), ("", None))
+    positional = [field.name for field in fields(_class(name)) if not field.kw_only]
+    return next(((one, settings_of(_class(name))[one]) for one in positional), ("", None))

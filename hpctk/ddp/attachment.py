@@ -98,16 +98,93 @@ def attach(
         )
     here = world(ddp_model.process_group)
     with here.shared_errors("hpctk.ddp.attach"):
-        _check(ddp_model, method, on_bad_gradient)
+        _check(ddp_model.module, method, on_bad_gradient)
         auto.check(here, "allreduce", schedule)
         drift.check_every(check_every)
         recorded = wanted(stats)
-    attached = Attached(here, ddp_model, cast(GradientMethod, method), schedule, on_bad_gradient, recorded, check_every)
+    attached = Attached(
+        here, ddp_model.module, cast(GradientMethod, method), schedule, on_bad_gradient, recorded, check_every,
+        zeros_are_absent=ddp_model.find_unused_parameters or ddp_model.static_graph,
+    )  # fmt: skip
     try:
         ddp_model.register_comm_hook(attached, lambda state, bucket: state.arrived(bucket))
     except RuntimeError as error:
         raise SettingError(f"attach: this model has a communication hook already ({error})") from error
     return attached
+
+
+class CommState:
+    """What `comm_hook` works with, for those who know PowerSGDState and powerSGD_hook.
+
+        state = hpctk.ddp.CommState(hpctk.Mean(hpctk.TopK(0.01)), model)
+        ddp_model.register_comm_hook(state, hpctk.ddp.comm_hook)
+
+    Local to make, also before there are process groups or a DistributedDataParallel: the ranks meet in the first
+    backward. Where the wrapped model is at hand `attach` does the same, and finds more mistakes before training.
+
+    Parameters
+    ----------
+    method : Method
+        Mean, with any compressor, or AdaCons.
+    model : torch.nn.Module
+        The bare one, which gives names to the parameters; or the DistributedDataParallel.
+    process_group : ProcessGroup, optional
+        That of the DistributedDataParallel; the default group where not given.
+    find_unused_parameters : bool
+        Whether DistributedDataParallel was asked to, or has a static graph: parameters that no rank has used then come
+        as zeros.
+    **settings
+        Those of `attach`: schedule, stats, on_bad_gradient, check_every.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: torch.nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        find_unused_parameters: bool = False,
+        schedule: str = "auto",
+        stats: StatsLike = None,
+        on_bad_gradient: str = "raise",
+        check_every: int = 100,
+    ) -> None:
+        self._module = model
+        self._zeros_are_absent = find_unused_parameters
+        if isinstance(model, DistributedDataParallel):
+            process_group = model.process_group if process_group is None else process_group
+            self._module = model.module
+            self._zeros_are_absent |= model.find_unused_parameters or model.static_graph
+        _check(self._module, method, on_bad_gradient)
+        self._method, self._group = cast(GradientMethod, method), process_group
+        self._settings = (schedule, on_bad_gradient, wanted(stats), check_every)
+        self._attached: Attached | None = None
+
+    @property
+    def attached(self) -> Attached:
+        """The method at work, for checkpoints and statistics. Collective over the group until the first backward."""
+        if self._attached is None:
+            here = world(_initialised(self._group))
+            schedule, _, _, check_every = self._settings
+            with here.shared_errors("hpctk.ddp.comm_hook"):
+                auto.check(here, "allreduce", schedule)
+                drift.check_every(check_every)
+            self._attached = Attached(
+                here, self._module, self._method, *self._settings, zeros_are_absent=self._zeros_are_absent
+            )
+        return self._attached
+
+
+def comm_hook(state: CommState, bucket: Any) -> Any:
+    """Exchange a bucket of gradients by a method: the hook to register with a CommState.
+
+    Collective over the model's process group, during backward.
+    """
+    return state.attached.arrived(bucket)
+
+
+# DDP compares annotations with classes, and takes the text of one for a wrong one.
+comm_hook.__annotations__.clear()
 
 
 class Attached(Participant):
@@ -116,14 +193,16 @@ class Attached(Participant):
     def __init__(
         self,
         here: World,
-        ddp_model: DistributedDataParallel,
+        module: torch.nn.Module,
         method: GradientMethod,
         schedule: str,
         on_bad_gradient: str,
         stats: StatsSettings | None,
         check_every: int,
+        *,
+        zeros_are_absent: bool,
     ) -> None:
-        named = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         shapes = [(name, f"{p.dtype} {tuple(p.shape)}") for name, p in named.items()]
         settings: list[tuple[str, object]] = [
             ("schedule", schedule),
@@ -149,7 +228,7 @@ class Attached(Participant):
         self._driver = Driver(engine_of(here))
         self._names = {id(parameter): name for name, parameter in named.items()}
         # A parameter that no rank has used comes as zeros; DDP then leaves its .grad alone.
-        self._zeros_are_absent = ddp_model.find_unused_parameters or ddp_model.static_graph
+        self._zeros_are_absent = zeros_are_absent
         #: What DDP has handed over in this backward: its buffers, the futures of these, and the gradients by name.
         self._handed: list[tuple[torch.Tensor, Any]] = []
         self._gradients: dict[str, torch.Tensor] = {}
@@ -248,7 +327,7 @@ class Attached(Participant):
         return f"Attached({self.method!r})"
 
 
-def _check(ddp_model: DistributedDataParallel, method: Any, on_bad_gradient: str) -> None:
+def _check(module: torch.nn.Module, method: Any, on_bad_gradient: str) -> None:
     handshake.check_method(method, on_bad_gradient)
     if not isinstance(method, GradientMethod):
         raise SettingError(
@@ -261,7 +340,7 @@ def _check(ddp_model: DistributedDataParallel, method: Any, on_bad_gradient: str
             f"attach: Mean(clip={method.clip}) shortens the optimizer's step, which a communication hook does not see: "
             "call torch.nn.utils.clip_grad_norm_ after backward, or use hpctk.ddp.DistributedOptimizer"
         )
-    handshake.check_dtypes(dict(ddp_model.module.named_parameters()))
+    handshake.check_dtypes(dict(module.named_parameters()))
 
 
 def _initialised(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

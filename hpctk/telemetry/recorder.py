@@ -84,6 +84,7 @@ class Counter:
     received_bytes: int = 0
     seconds: float = 0.0
     uncounted_calls: int = 0
+    waiting_s: float = 0.0
     by_operation: dict[str, int] = field(default_factory=dict)
     traffic: Traffic | None = field(default=None, init=False, repr=False)
     flags: bool = field(default=False, init=False, repr=False)
@@ -93,6 +94,7 @@ class Counter:
         self.calls += 1
         self.messages += call.messages
         self.seconds += call.seconds
+        self.waiting_s += call.waiting_s
         self.by_operation[call.operation] = self.by_operation.get(call.operation, 0) + 1
         if call.sent_bytes is None or call.received_bytes is None:
             self.uncounted_calls += 1

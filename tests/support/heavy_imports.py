@@ -1,6 +1,9 @@
 """Parts of programs that fail where something heavy is imported, or an MPI library is loaded."""
 
-HEAVY = ("torch", "h5py", "horovod", "numba", "matplotlib", "mpi4py.MPI")
+HEAVY = (
+    "torch", "h5py", "horovod", "numba", "matplotlib", "mpi4py.MPI",
+    "lightning", "accelerate", "tensorboard", "opentelemetry",
+)  # fmt: skip
 
 #: Raises what no `except ImportError` catches: even trying to import one of them is a failure.
 BLOCKER = f"""

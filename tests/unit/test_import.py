@@ -70,12 +70,24 @@ def test_training_without_statistics_needs_no_h5py():
     assert ended.stdout == "trained\n", ended.stderr
 
 
+@pytest.mark.parametrize(
+    "use", ["hpctk.DistributedOptimizer", "hpctk.ddp", "hpctk.metrics.TensorBoard", "hpctk.extend"]
+)
+def test_no_trainer_is_imported_unless_asked_for(use):
+    program = (
+        f"import sys, hpctk; {use}\n"
+        "print([name for name in ('lightning', 'accelerate', 'tensorboard', 'opentelemetry') if name in sys.modules])"
+    )
+    done = python(program)
+    assert done.stdout == "[]\n", done.stderr
+
+
 def test_torch_distributed_is_imported_where_its_worlds_are_made():
     """import-linter sees torch as one package, so this is asked here."""
     package = Path(hpctk.__file__).parent
-    allowed = (package / "comm" / "torch", package / "ddp")
+    allowed = (package / "comm" / "torch", package / "ddp", package / "testing")
     for module in package.rglob("*.py"):
-        if any(folder in module.parents for folder in allowed):
+        if module == package / "fsdp.py" or any(folder in module.parents for folder in allowed):
             continue
         for node in ast.walk(ast.parse(module.read_text())):
             named = [name.name for name in node.names] if isinstance(node, ast.Import) else []

@@ -4,7 +4,7 @@ A tensor of n elements is cut into `Plan.blocks` blocks of almost equal size; bl
 from b*n//blocks up to (b+1)*n//blocks. A Plan gives, for one rank at a time and lazily, which blocks that
 rank sends to whom and receives from whom, round by round.
 
-The rules that every plan keeps, every engine may rely on, and tests/support/schedule_proof proves:
+The rules that every plan keeps, every engine may rely on, and `proof/check.py` proves:
 
 - All messages of a round are concurrent. A send carries the values from before the round; a receive of
   round i comes before the sends of round i+1.

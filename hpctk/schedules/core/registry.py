@@ -1,9 +1,14 @@
-"""All schedules by name. A new one is a file beside this one and an entry in `SCHEDULES`."""
+"""All schedules by name. A new one is a file beside this one and an entry in `SCHEDULES`.
+
+Other packages bring theirs by the entry point `hpctk.schedules` (docs/extend.md). Those run where they are named, and
+are never chosen by "auto": a rank on which the package is missing would choose another.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hpctk import plugins
 from hpctk.errors import SettingError
 from hpctk.schedules import binomial, halving_doubling, hierarchical, recursive_doubling, ring, rotation
 from hpctk.schedules.core import split
@@ -98,7 +103,7 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
     Parameters
     ----------
     name : str
-        A key of `SCHEDULES`.
+        A key of `SCHEDULES`, or one of `offered`.
     kind : str
         What to do: one of `KINDS`. A "sparse_allreduce" is an all-reduce, or an all-gather that all ranks sum up.
     nodes : sequence of sequences of int, optional
@@ -111,16 +116,34 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
     SettingError
         For an unknown name, or a kind that this schedule does not know; the text lists the known ones.
     """
-    if name not in SCHEDULES:
-        known = ", ".join(names(kind, with_nodes=True)) if kind in KINDS else ", ".join(SCHEDULES)
+    if name not in SCHEDULES and name not in offered():
+        known = ", ".join([*(names(kind, with_nodes=True) if kind in KINDS else SCHEDULES), *offered()])
         raise SettingError(
             f"schedule={name!r}: known are {known}; where one may choose also auto, and for all-reduce "
             f"{SHARED_MEMORY} and mpi, or torch on a process group of torch.distributed"
         )
-    builders = SCHEDULES[name].builders
+    builders = by_name(name).builders
     if kind not in builders:
         raise SettingError(f"kind={kind!r}: schedule {name!r} knows {', '.join(builders)}")
     return builders[kind](size, nodes, root)
+
+
+def offered() -> list[str]:
+    """Return the names of the schedules that other packages bring. Imports none of them."""
+    return plugins.names(plugins.SCHEDULES, {*SCHEDULES, SHARED_MEMORY, "auto", "mpi", "torch", "dense"})
+
+
+def by_name(name: str) -> Schedule:
+    """Return a schedule of hpctk or of another package, whose name is known.
+
+    Raise SettingError where another package's cannot be loaded, or is none.
+    """
+    if name in SCHEDULES:
+        return SCHEDULES[name]
+    found = plugins.load(plugins.SCHEDULES, name)
+    if not isinstance(found, Schedule):
+        raise plugins.refuse(plugins.SCHEDULES, name, found, "a hpctk.schedules.Schedule")
+    return found
 
 
 #: As `build`, with nodes as tuples; a plan is data, so one may serve many times.
@@ -128,7 +151,7 @@ cached_plan = lru_cache(maxsize=1024)(build)
 
 
 def names(kind: str, *, with_nodes: bool = False) -> list[str]:
-    """Return the schedules that know `kind`; those that need nodes only if there are any."""
+    """Return the schedules of hpctk that know `kind`; those that need nodes only if there are any."""
     if kind not in KINDS:
         raise SettingError(f"kind={kind!r}: allowed are {', '.join(KINDS)}")
     known = (item for item in SCHEDULES.items() if kind in item[1].builders)

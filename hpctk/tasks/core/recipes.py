@@ -13,9 +13,10 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from hpctk.errors import SettingError
-from hpctk.methods import METHODS, method_class
+from hpctk.methods import METHODS, PUBLIC, by_name, names
 from hpctk.nearest import hint
 from hpctk.schedules.core.registry import names as schedule_names
+from hpctk.schedules.core.registry import offered as offered_schedules
 from hpctk.settings import settings_of
 from hpctk.tasks.core.settings import Settings
 
@@ -42,9 +43,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "ef21": {"compressor": "topk:0.05", "momentum": 0.0},
 }
 
-#: On the command line methods are in lower case.
-_PUBLIC = {name.lower(): name for name in METHODS}
-
 
 def check(settings: Settings) -> None:
     """Raise SettingError for a method, a method's setting or a schedule that is not known; imports no torch."""
@@ -52,10 +50,12 @@ def check(settings: Settings) -> None:
     for text in methods:
         if text != "all" or len(methods) > 1:
             _check_method(text)
-    if len(methods) == 1 and methods[0] != "all":
+    # Those of another package's method are checked when that is made: to read them is to import it.
+    if len(methods) == 1 and methods[0].partition(":")[0] in PUBLIC:
         _check_settings(methods[0], settings.method_settings)
     known = [*schedule_names("allreduce", with_nodes=True), *OTHER_SCHEDULES]
-    if settings.schedule not in known:
+    if settings.schedule not in known and settings.schedule not in offered_schedules():
+        known += offered_schedules()
         raise SettingError(
             f"schedule={settings.schedule!r}: {hint(settings.schedule, known)}known are {', '.join(known)}"
         )
@@ -63,12 +63,16 @@ def check(settings: Settings) -> None:
 
 def _check_method(text: str) -> None:
     name = text.partition(":")[0]
-    if name not in _PUBLIC:
-        raise SettingError(f"method={text!r}: {hint(name, _PUBLIC)}known are {', '.join(_PUBLIC)}, and all by itself")
+    if name in PUBLIC:
+        return
+    known = names()
+    if name not in known:
+        raise SettingError(f"method={text!r}: {hint(name, known)}known are {', '.join(known)}, and all by itself")
 
 
-def _check_settings(text: str, given: Iterable[str]) -> None:
-    known = method_settings(text.partition(":")[0])
+def _check_settings(text: str, given: Iterable[str], known: Iterable[str] | None = None) -> None:
+    """Raise SettingError for a setting that is not among the known, those of hpctk's own method where not given."""
+    known = list(method_settings(text.partition(":")[0]) if known is None else known)
     for key in given:
         if key not in known:
             raise SettingError(
@@ -77,8 +81,8 @@ def _check_settings(text: str, given: Iterable[str]) -> None:
 
 
 def method_settings(name: str) -> list[str]:
-    """Return the settings of a method, read from its source: to import it is to import torch."""
-    public = _PUBLIC[name]
+    """Return the settings of a method of hpctk, read from its source: to import it is to import torch."""
+    public = PUBLIC[name]
     source = files("hpctk.methods").joinpath(f"{METHODS[public]}.py").read_text(encoding="utf-8")
     classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     return _fields(classes, public)
@@ -108,9 +112,9 @@ class Recipe:
 
     def make(self) -> Method:
         """Return a new method object: compressors keep a state of their own."""
-        kind = classes()[self.name.partition(":")[0]]
-        _check_settings(self.name, self.settings)
+        kind = by_name(self.name.partition(":")[0])
         declared = settings_of(kind)
+        _check_settings(self.name, self.settings, declared)
         # Compressors and none have to be written as texts.
         given = {
             key: declared[key].parse(key, value) if isinstance(value, str) else value
@@ -128,7 +132,7 @@ def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list
 
     `suited` are settings of methods that suit the task.
     """
-    from hpctk.compressors import by_name
+    from hpctk.compressors import by_name as compressor_by_name
 
     words = COMPARED if settings.method == "all" else settings.method.split(",")
     found = [_recipe(word.strip(), {**SETTINGS, **suited}) for word in words]
@@ -137,7 +141,7 @@ def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list
         raise SettingError(f"method={settings.method!r}: {', '.join(doubled)} is there twice")
     given = dict(settings.method_settings)
     if settings.compressor is not None:
-        by_name(settings.compressor)
+        compressor_by_name(settings.compressor)
         given["compressor"] = settings.compressor
     if given and len(found) > 1:
         raise SettingError(f"{', '.join(given)}: give one method with it, settings differ from method to method")
@@ -146,7 +150,7 @@ def recipes(settings: Settings, suited: Mapping[str, Mapping[str, Any]]) -> list
 
 def _recipe(text: str, suited: Mapping[str, Mapping[str, Any]]) -> Recipe:
     """Return the recipe of one method; "mean:COMPRESSOR" is averaging with that compressor."""
-    from hpctk.compressors import by_name
+    from hpctk.compressors import by_name as compressor_by_name
 
     name, _, compressor = text.partition(":")
     _check_method(text)
@@ -154,13 +158,13 @@ def _recipe(text: str, suited: Mapping[str, Mapping[str, Any]]) -> Recipe:
         return Recipe(name, suited.get(name, {}))
     if name != "mean":
         raise SettingError(f"method={text!r}: only mean takes a compressor so; give others --compressor ...")
-    by_name(compressor)
+    compressor_by_name(compressor)
     return Recipe(text, {"compressor": compressor})
 
 
 def classes() -> dict[str, Any]:
     """Return the classes of all methods by their names on the command line."""
-    return {name: method_class(public) for name, public in _PUBLIC.items()}
+    return {name: by_name(name) for name in names()}
 
 
 def readable(method: Method) -> dict[str, Any]:

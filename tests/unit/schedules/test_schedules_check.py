@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from schedule_proof.check import check
 
 from hpctk.errors import HpctkError
 from hpctk.schedules import Action, Plan, Recv, Round, Send, build, rotation
 from hpctk.schedules.cost.volume import Phase, Volume
+from hpctk.schedules.proof.check import check
 
 ONE = range(1)
 NO_VOLUME = Volume(0, 0, 0, 0, 0, 0, ())

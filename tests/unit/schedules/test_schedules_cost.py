@@ -4,13 +4,13 @@ import json
 from dataclasses import fields
 
 import pytest
-from schedule_proof.tally import replay_seconds
 
 from hpctk.errors import SettingError
 from hpctk.schedules import SCHEDULES, Plan, build
 from hpctk.schedules.core.registry import names
 from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import best, price
+from hpctk.schedules.proof.tally import replay_seconds
 
 FREE = {item.name: 0.0 for item in fields(Machine) if item.name.endswith("_s")}
 

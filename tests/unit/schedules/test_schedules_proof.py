@@ -5,14 +5,14 @@ from math import fsum
 from random import Random
 
 import pytest
-from schedule_proof.check import check
-from schedule_proof.tally import replay_seconds
 
 from hpctk.errors import SettingError
 from hpctk.schedules import SCHEDULES, Action, Plan, binomial, build, hierarchical, lazy, ring, rotation
 from hpctk.schedules.core.registry import names
 from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import price
+from hpctk.schedules.proof.check import check
+from hpctk.schedules.proof.tally import replay_seconds
 
 #: Odd and even, powers of two and their neighbours, primes; the large ones take nearly all of the time.
 SIZES = range(1, 65) if os.environ.get("HPCTK_FULL") == "1" else [*range(1, 26), 31, 32, 33, 47, 63, 64]

@@ -16,9 +16,8 @@ from dataclasses import dataclass, fields, replace
 from hpctk.errors import HpctkError
 from hpctk.schedules.core.plan import Action, Plan, Recv, Send
 from hpctk.schedules.cost.volume import Volume, merged
-
-from .rendezvous import Payload, Rendezvous
-from .tally import tally
+from hpctk.schedules.proof.rendezvous import Payload, Rendezvous
+from hpctk.schedules.proof.tally import tally
 
 
 @dataclass(frozen=True, slots=True)
