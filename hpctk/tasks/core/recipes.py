@@ -36,6 +36,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "lgrawa": {"period": 8},
     "celgc": {"clip": 0.5, "period": 8},
     "localsgd": {"period": 8},
+    "episode": {"clip": 0.5, "period": 8},
     # The constructor's outer rate and momentum are for AdamW and long training; with SGD's momentum they overshoot.
     "diloco": {"period": 16, "outer_lr": 0.5, "outer_momentum": 0.5},
 }
