@@ -24,6 +24,8 @@ from statistics import median
 
 #: Seconds without a step after which a job hangs.
 HANGS_S = 60.0
+#: Seconds that the ranks of a job have to begin: where cores are few, Python and torch take their time.
+BEGINS_S = 300.0
 #: The methods by which is trained, as Python.
 METHODS = {
     "Mean": "hpctk.Mean()",
@@ -107,9 +109,9 @@ class Job:
         """Return the process of a rank."""
         return int(self.lines(rank)[0][1])
 
-    def until(self, what: str, condition) -> None:
+    def until(self, what: str, condition, limit_s: float = HANGS_S) -> None:
         """Wait until a condition holds; an error where nothing happens for long."""
-        deadline = time.monotonic() + HANGS_S
+        deadline = time.monotonic() + limit_s
         while not condition():
             if self.process.poll() is not None:
                 raise RuntimeError(f"the job has ended while {what}:\n{self.said()}")
@@ -176,7 +178,7 @@ def hail(name: str, kills: int, every: int, ranks: int, width: int, draws: rando
     while len(seconds) < kills:
         job = Job(ranks, METHODS[name], width)
         try:
-            job.until("beginning", lambda job=job, n=every: all(len(job.steps(r)) > n for r in job.alive))
+            job.until("beginning", lambda job=job, n=every: all(len(job.steps(r)) > n for r in job.alive), BEGINS_S)
             undisturbed += step_s(job.steps(0)[2:])
             first = job.steps(max(job.alive))[-1]
             while len(job.alive) > 1 and len(seconds) < kills:

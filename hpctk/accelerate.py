@@ -32,7 +32,7 @@ def keep(accelerator: Any, opt: Trainer, model: torch.nn.Module, **extra: Any) -
     Parameters
     ----------
     accelerator : accelerate.Accelerator
-    opt : DistributedOptimizer
+    opt : hpctk.ddp.DistributedOptimizer
         Or what hpctk.ddp.attach returned for a model that went through `prepare`; its optimizer is then the
         accelerator's affair.
     model : torch.nn.Module

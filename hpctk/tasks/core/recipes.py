@@ -37,10 +37,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "lgrawa": {"period": 8},
     "celgc": {"clip": 0.5, "period": 8},
     "localsgd": {"period": 8},
+    "episode": {"clip": 0.5, "period": 8},
     # The constructor's outer rate and momentum are for AdamW and long training; with SGD's momentum they overshoot.
     "diloco": {"period": 16, "outer_lr": 0.5, "outer_momentum": 0.5},
-    "episode": {"clip": 0.5, "period": 8},
-    "ef21": {"compressor": "topk:0.05", "momentum": 0.0},
 }
 
 
