@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import halves, lean, levels, many, merge, packing, select, signs, updates
+from hpctk.kernels import cells, halves, lean, levels, many, merge, packing, select, signs, updates
 
 
 def warm() -> None:
@@ -17,6 +17,11 @@ def warm() -> None:
         values = np.linspace(-1, 1, 64).astype(dtype)
         found, taken = select.feed_top_k(values.copy(), values, 8)
         select.top_k(values.view(f"u{values.itemsize}"), 8)
+        for other in (None, values):
+            where, kept = select.pick_chunks(values, other, 2, 32)
+            select.add_and_clear(values.copy(), values, where, kept)
+        for rule in ("sigma", "signed"):
+            cells.cut(kept, 2, rule)
         packed = packing.pack_indices(found, 64)
         packing.unpack_indices(packed, len(found), 64)
         merge.merge(found, taken, found, taken)

@@ -21,8 +21,13 @@ after the base optimizer's own step, delta_k = x - p, and the above is
 so that x is all that is kept beside the model. With step_ahead=False, which is classic error feedback, the gradient is
 taken at x, the parameters are x between steps, and e_k has to be kept (methods/core/error_feedback.py).
 
-What travels: compressed updates, every step, by the ways of update_exchange.py (one bit for each element each way with
-Sign on both sides); each average of residuals moves as many bytes as the model has.
+SA-PEF (Redie, Arablouei, Werner, TMLR 2026, arXiv 2601.20738) goes a part of the way ahead, and exchanges after
+`period` local steps from there: y_k = x - step_ahead * e_k, delta_k = e_k + what the steps did. All of e_k is sent in
+any case; where the gradient is taken is all that changes. Between exchanges nothing travels, a bad gradient is not
+applied, and the others hear of it at the next one; steps after the last exchange are not in x.
+
+What travels: compressed updates, every `period` steps, by the ways of update_exchange.py (one bit for each element each
+way with Sign on both sides); each average of residuals moves as many bytes as the model has.
 """
 
 from __future__ import annotations
@@ -39,12 +44,21 @@ from hpctk.errors import SettingError
 from hpctk.methods.core.error_feedback import ErrorFeedback
 from hpctk.methods.core.flat_buffer import FlatBuffer
 from hpctk.methods.core.method import LocalStepMethod
-from hpctk.methods.core.replica import Replica, restore
-from hpctk.methods.core.resharding import SavedRanks
-from hpctk.methods.core.run import UpdateRun
+from hpctk.methods.core.replica import Replica, first_bad, restore
+from hpctk.methods.core.resharding import SavedRanks, reshard
+from hpctk.methods.core.run import Closure, UpdateRun, evaluate
 from hpctk.methods.core.step_ahead import StepAhead
+from hpctk.methods.core.step_status import LocalStatus, prepared
 from hpctk.methods.core.update_exchange import UpdateExchange
 from hpctk.settings import documented, required, setting
+
+
+def _part(text: str) -> object:
+    """Return the number that a text stands for; the text itself, which is refused, where it stands for none."""
+    try:
+        return {"true": 1.0, "false": 0.0}[text.lower()] if text.isalpha() else float(text)
+    except (KeyError, ValueError):
+        return text
 
 
 @documented
@@ -58,9 +72,18 @@ class SAEF(LocalStepMethod):
     compressor: Compressor = field(metadata=required("of each worker's update", parser=by_name, allowed=A_COMPRESSOR))
     server: Compressor | None = setting(None, "of the mean; not PowerSGD", parser=by_name, allowed=A_COMPRESSOR)
     average_every: int = setting(0, "iterations between averages of the residuals; 0 for never", at_least=0)
-    step_ahead: bool = setting(True, "whether gradients are taken at x - e_k; else at x, as in classic error feedback")
+    step_ahead: float = setting(
+        1.0,
+        "gradients are taken at x - step_ahead * e_k; 0, or false, is classic error feedback, true is 1",
+        at_least=0,
+        at_most=1,
+        parser=_part,
+    )
+    period: int = setting(1, "local steps between exchanges", at_least=1)
 
     def __post_init__(self) -> None:
+        if isinstance(self.step_ahead, bool):
+            object.__setattr__(self, "step_ahead", float(self.step_ahead))
         super().__post_init__()
         if self.server is not None and self.server.combines == "own":
             # Every rank does the server's work: matrix products must not decide on shared bits.
@@ -84,14 +107,74 @@ class SaefRun(UpdateRun):
     def __init__(self, settings: SAEF, replica: Replica, base: torch.optim.Optimizer) -> None:
         super().__init__(replica, base)
         self._settings = settings
-        way: type[UpdateExchange] = StepAhead if settings.step_ahead else ErrorFeedback
-        self.feedback = way(replica, settings.compressor, settings.server)
+        sides = replica, settings.compressor, settings.server
+        self.feedback: UpdateExchange = (
+            StepAhead(*sides) if settings.step_ahead == 1 else ErrorFeedback(*sides, settings.step_ahead)
+        )
         self.x = FlatBuffer(self.feedback.parameters)
+        #: Local steps since the last exchange, where there are several, and the first bad gradient among them.
+        self.since_exchange = 0
+        self.bad: int | None = None
+        #: Whether x is known although nothing was exchanged yet.
+        self._began = False
+
+    @property
+    def _fresh(self) -> bool:
+        return self.t == 0 and not self._began
+
+    def step(self, closure: Closure | None, loss: float | None) -> Any:
+        """Do a local step, and exchange what came of the last ones where that is due."""
+        period = self._settings.period
+        if period == 1:
+            return super().step(closure, loss)
+        value = evaluate(closure)
+        self._begin()
+        bad = first_bad(self.replica.gradients())
+        if bad is None:
+            self.base.step()
+        elif self.bad is None:
+            self.bad = bad
+        self.skipped = bad is not None
+        self.since_exchange += 1
+        if self.since_exchange >= period:
+            self.replica.together(lambda: self._round(active=True), self.undo)
+            self.commit()
+        return value
+
+    def idle(self) -> bool:
+        """Take part in an exchange without local steps."""
+        if self._settings.period == 1:
+            return super().idle()
+        self._begin()
+        return self._round(active=False)
+
+    def _begin(self) -> None:
+        if self._fresh:
+            self._start()
+            self._began = True
+
+    def _round(self, *, active: bool) -> bool:
+        """Exchange what the local steps came to; return whether any rank has data. Collective."""
+
+        def find() -> LocalStatus:
+            self.prepare(())
+            return LocalStatus((), self.bad, active)
+
+        groups, period = self.base.param_groups, self._settings.period
+        status = self.replica.status.exchange(
+            prepared(find), groups, self.shared_state, period, operation="opening a round"
+        )
+        self.bad, self.since_exchange = None, 0
+        self.skip_or_raise(status)
+        if status.active:
+            self.exchange(active=False)
+            self.t += 1
+        return status.active
 
     def exchange(self, *, active: bool) -> None:
         """Send the update, move x, and step ahead of it. Collective over the communicator. In place."""
         self.feedback.cut_anew()
-        if self.t == 0:
+        if self._fresh:
             self._start()
         if active:
             self.base.step()
@@ -102,7 +185,7 @@ class SaefRun(UpdateRun):
         every = self._settings.average_every
         # Iteration t + 1 would begin with it, but its forward needs the parameters before.
         if every and (self.t + 2) % every == 0:
-            self.feedback.average()
+            self.feedback.average(self.x)
             self.counts["averages"] += 1
 
     def _start(self) -> None:
@@ -123,25 +206,39 @@ class SaefRun(UpdateRun):
     def evaluated_parameters(self) -> list[torch.Tensor] | None:
         """Return x."""
         x = self._named_x()
-        return None if self.t == 0 else [x[name] for name in self.replica.names]
+        return None if self._fresh else [x[name] for name in self.replica.names]
 
     def shared_state(self) -> Mapping[str, torch.Tensor]:
         """Return x; the parameters before the first step."""
-        return super().shared_state() if self.t == 0 else self._named_x()
+        return super().shared_state() if self._fresh else self._named_x()
 
     def local_state(self) -> dict[str, Any]:
         """Return x, this rank's parameters or residuals, the server's, what the compressors remember, and t."""
-        if self.t == 0:
+        if self._fresh:
             self._start()
-        aside = None if self.set_aside is None else self.replica.named(self.set_aside)
-        return {"x": self._named_x(), **self.feedback.state_dict(aside), "t": self.t}
+        aside = self.replica.named(self.replica.values if self.set_aside is None else self.set_aside)
+        state = {"x": self._named_x(), **self.feedback.state_dict(aside), "t": self.t}
+        if self._settings.period > 1:
+            state |= {"since_exchange": self.since_exchange, "bad": self.bad}
+        # Between exchanges the parameters are no function of x and the residuals.
+        return {**state, "parameters": aside} if self.since_exchange else state
 
     def load_local_state(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state` returned; the parameters are written, too."""
         restore(self._named_x(), state["x"], "x")
         self.feedback.load_state_dict(state, self.x)
         self.t = int(state["t"])
+        self.since_exchange, self.bad = int(state.get("since_exchange", 0)), state.get("bad")
+        self._began = self.since_exchange > 0
+        if self._began:
+            restore(self.replica.named(self.replica.values), state["parameters"], "the parameters")
 
     def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
-        """Return a state in which the mean of the residuals is what it was, and this rank's part of the server's."""
-        return {**earlier.first(), **self.feedback.resized_state(earlier)}
+        """Return a state in which the mean of the residuals is what it was, and this rank's part of the server's.
+
+        The mean of what the ranks did since the last exchange is what it was, too.
+        """
+        state = {**earlier.first(), **self.feedback.resized_state(earlier)}
+        if state.get("since_exchange"):
+            state |= {"parameters": reshard(earlier.each("parameters"), earlier.size), "bad": None}
+        return state

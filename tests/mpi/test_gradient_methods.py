@@ -106,16 +106,8 @@ def test_mean_by_any_schedule(world, schedule):
 
 
 COMPRESSORS = [
-    "identity",
-    "half",
-    "half:bfloat16",
-    "topk:0.3",
-    "chunktopk:1000",
-    "randomk:0.3",
-    "sign",
-    "qsgd:4",
-    "powersgd:1",
-]
+    "identity", "half", "half:bfloat16", "topk:0.3", "chunktopk:1000", "randomk:0.3", "sign", "qsgd:4", "powersgd:1"
+]  # fmt: skip
 
 
 def own_mean(world, text, feedback, steps, dtype=torch.float64):

@@ -224,9 +224,147 @@ def server_residual(world, job):
     return whole
 
 
+# A step ahead of any length, and several local steps
+
+
+@pytest.mark.parametrize(
+    ("ahead", "after"),
+    [
+        (0.85, [[1.7, 0.9, 0], [1.43, 0.9, -0.09575], [1.187, 0.7353, -0.09575], [0.87167158, 0.7353, -0.09575]]),
+        (0.0, [[0.85245, 0.72, -0.1]]),
+        (0.5, [[0.86406875, 0.729, -0.0975]]),
+        (1.0, [[0.8748, 0.738, -0.095]]),
+    ],
+)
+def test_worked_example_of_a_part_of_a_step_ahead(world, ahead, after):
+    if world.size != 2:
+        pytest.skip("an example of two workers")
+    job = Job(world, EXAMPLE, SAEF(hpctk.TopK(1 / 3), step_ahead=ahead))
+    seen = []
+    for t in range(4):
+        job.step(t)
+        seen.append(job.x())
+    for x, wanted in zip(seen[-len(after) :], after, strict=True):
+        close(x, [wanted], 5.1e-9)
+    if ahead == 0.85:
+        errors = [[0, 0.14706, 0.17316387], [0, -0.04399225, -0.38458635]][world.rank]
+        close(job.residuals(), [errors], 5.1e-9)
+        close(job.y(), [job.x()[0] - 0.85 * job.residuals()[0]], 1e-15)
+
+
+@pytest.mark.parametrize("ahead", [0.85, 1.0])
+def test_worked_example_of_two_local_steps(world, ahead):
+    if world.size != 2:
+        pytest.skip("an example of two workers")
+    method = SAEF(hpctk.TopK(1 / 3), step_ahead=ahead, period=2, average_every=2)
+    job = Job(world, EXAMPLE, method, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    wanted = [[1.19, 0.73, 0], [-0.21947, 0.2728, 0], [-1.4604692, 0.2728, -0.60813962]]
+    for t in range(6):
+        job.step(t)
+        if t % 2 and ahead == 0.85:
+            close(job.x(), [wanted[t // 2]], 5.1e-9)
+    assert job.counts == {"rounds": 3, "averages": 2}
+
+
+PARTS = {
+    "topk-3": {"step_ahead": 0.85, "period": 3},
+    "topk-averaged": {"step_ahead": 0.5, "average_every": 2},
+    "lean-2": {"step_ahead": True, "period": 2, "average_every": 3},
+    "classic-2": {"step_ahead": 0, "period": 2},
+    "sign": {"compressor": "Sign", "step_ahead": 0.3, "period": 2},
+    "two-way": {"compressor": "Sign", "server": "Sign", "step_ahead": 0.7, "average_every": 2},
+    "chunks": {"compressor": "ChunkTopK", "step_ahead": 0.85, "period": 2},
+    "chunks-lean": {"compressor": "ChunkTopK"},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "base"), [*((case, "momentum") for case in PARTS), ("topk-3", "adamw"), ("chunks", "nesterov")]
+)
+def test_parts_and_periods_follow_the_simulation(world, case, base):
+    problem, steps, (ours, simulated) = Problem(world.size, seed=9), 6, BASES[base]
+    values = {"ChunkTopK": (2, 8), "TopK": (0.2,), "Sign": ()}
+    settings = {"compressor": "TopK"} | PARTS[case]
+
+    def of(module):
+        sides = {side: settings[side] for side in ("compressor", "server") if side in settings}
+        return settings | {side: getattr(module, name)(*values[name]) for side, name in sides.items()}
+
+    wanted = SIMULATIONS["SAEF"](problem, steps, simulated, lr=FALLING, **of(compress))
+    job, period = Job(world, problem, SAEF(**of(hpctk)), ours), settings.get("period", 1)
+    for t in range(steps):
+        job.step(t, FALLING)
+        if (t + 1) % period == 0:
+            i = t // period
+            close(job.y(), wanted.held[i][world.rank], 1e-10)
+            close(job.x(), wanted.consensus[i], 1e-10)
+            close(job.residuals(), wanted.log["carried"][i][world.rank], 1e-10)
+    assert_same_bits(world, job.x(), "x")
+    assert job.counts["rounds"] == steps // period
+
+
+@pytest.mark.parametrize("ahead", [0.6, 1.0])
+def test_a_state_between_exchanges_goes_on_bit_for_bit(world, ahead):
+    problem, method = Problem(world.size, seed=4), SAEF(hpctk.TopK(0.2), step_ahead=ahead, period=3)
+    one, other = (Job(world, problem, method) for _ in range(2))
+    for t in range(8):
+        if t in (1, 3, 5):
+            other.opt.load_local_state_dict(copy.deepcopy(one.opt.local_state_dict()))
+            same(other.y(), one.y())
+        one.step(t)
+        if t >= 1:
+            other.step(t)
+            same(other.x(), one.x())
+            same(other.y(), one.y())
+
+
+@pytest.mark.parametrize("ahead", [0.6, 1.0])
+def test_a_bad_gradient_between_exchanges_is_not_applied_and_told_at_the_next(world, ahead):
+    method = SAEF(hpctk.TopK(0.2), step_ahead=ahead, period=3)
+    job = Job(world, Problem(world.size, seed=4), method, on_bad_gradient="skip")
+
+    def spoil(job):
+        if world.rank == 0:
+            next(iter(job.model.parameters())).grad.fill_(float("nan"))
+
+    before = job.y()
+    job.step(0, spoil=spoil)
+    if world.rank == 0:
+        same(job.y(), before)
+    assert job.counts.get("skipped_steps", 0) == 0
+    job.step(1)
+    job.step(2)
+    assert job.counts == {"rounds": 1, "skipped_steps": 1}
+    assert all(np.isfinite(a).all() for a in job.x())
+    assert_same_bits(world, job.x(), "x")
+    refusing = Job(world, Problem(world.size, seed=4), SAEF(hpctk.TopK(0.2), step_ahead=ahead, period=2))
+    refusing.step(0, spoil=spoil)
+    with pytest.raises(HpctkError, match="rank 0"):
+        refusing.step(1)
+
+
+def test_between_exchanges_nothing_travels(world):
+    job = Job(world, Problem(world.size, seed=4), SAEF(hpctk.TopK(0.2), step_ahead=0.85, period=4))
+    sent = []
+    for t in range(8):
+        job.step(t)
+        sent.append(job.opt.stats.sent_bytes)
+    assert sent[4] == sent[5] == sent[6] == sent[3]
+    assert world.size == 1 or sent[7] > sent[6]
+
+
+@pytest.mark.parametrize("ahead", [-0.1, 1.1, float("nan"), "half", None])
+def test_a_part_outside_of_0_to_1_is_refused(ahead):
+    with pytest.raises(SettingError, match="step_ahead"):
+        SAEF(hpctk.TopK(0.1), step_ahead=ahead)
+
+
 # Invariants
 
 ANY = {
+    "part": {"compressor": hpctk.TopK(0.2), "step_ahead": 0.4, "average_every": 2},
+    "part-chunks": {"compressor": hpctk.ChunkTopK(1, 8), "server": hpctk.TopK(0.5), "step_ahead": 0.85},
+    "chunks": {"compressor": hpctk.ChunkTopK(1, 8, codebook="signed"), "server": hpctk.ChunkTopK(2, 8)},
     "topk-keep": {"compressor": hpctk.TopK(0.2, keep=True)},
     "randomk-qsgd": {"compressor": hpctk.RandomK(0.3, seed=4), "server": hpctk.QSGD(6, bucket=8)},
     "qsgd-half": {"compressor": hpctk.QSGD(6, bucket=8), "server": hpctk.Half("bfloat16"), "average_every": 3},
@@ -643,7 +781,7 @@ def test_one_object_may_be_worker_and_server(world):
         {"average_every": -1},
         {"average_every": 2.0},
         {"average_every": True},
-        {"step_ahead": 1},
+        {"step_ahead": 2},
     ],
     ids=str,
 )

@@ -1,8 +1,10 @@
-"""Classic error feedback: the model holds x, and what was not sent of updates is kept beside it.
+"""Error feedback with residuals of their own: what was not sent of updates is kept beside the model.
 
-    update_k = x - p, p the parameters after the base optimizer's step
+    update_k = x - ahead * e_k - p, p the parameters after the base optimizer's steps
     c_k = C(e_k + update_k);  e_k = e_k + update_k - c_k
-    x <- x - o;  p <- x
+    x <- x - o;  p <- x - ahead * e_k
+
+Classic error feedback is ahead = 0: the model holds x. (For 1 the residuals are in the parameters: step_ahead.py.)
 
 Two more copies of the model: the residuals, and room for the update.
 """
@@ -34,6 +36,11 @@ from hpctk.telemetry.recorder import Span
 class ErrorFeedback(UpdateExchange):
     """Updates on their way, with residuals that are kept. See `UpdateExchange`.
 
+    Parameters
+    ----------
+    ahead : float
+        Which part of the residual the parameters are ahead of x.
+
     Attributes
     ----------
     errors : list of torch.Tensor
@@ -42,8 +49,9 @@ class ErrorFeedback(UpdateExchange):
 
     unsent = "That update was not sent; the residual is what it was before it."
 
-    def __init__(self, replica: Replica, compressor: Compressor, server: Compressor | None) -> None:
+    def __init__(self, replica: Replica, compressor: Compressor, server: Compressor | None, ahead: float = 0.0) -> None:
         super().__init__(replica, compressor, server)
+        self._ahead = ahead
         self._row = FlatBuffer(self.parameters)
         self.errors = self._row.parts
         self._residuals = Residuals(zip(self.names, self.errors, strict=True))
@@ -51,8 +59,10 @@ class ErrorFeedback(UpdateExchange):
         self._scratch = FlatBuffer(self.parameters)
 
     def exchange(self, x: FlatBuffer) -> TensorError | None:
-        """Send the update, and what is left of earlier ones; move x, and write it into the parameters."""
+        """Send the update, and what is left of earlier ones; move x, and write the parameters."""
         difference(x.parts, self.values, self._scratch)
+        if self._ahead:
+            self._scratch.flat.sub_(self._row.flat, alpha=self._ahead)
         error = self._bad_update()
         if error is not None:
             # The others are on their way into the exchange.
@@ -81,8 +91,10 @@ class ErrorFeedback(UpdateExchange):
         return None
 
     def _write(self, x: FlatBuffer) -> None:
-        for value, part in zip(self.values, x.parts, strict=True):
+        for value, part, error in zip(self.values, x.parts, self.errors, strict=True):
             value.copy_(part)
+            if self._ahead:
+                value.sub_(error, alpha=self._ahead)
 
     def _one_bit(self, x: FlatBuffer) -> None:
         n, updates = self._n, self._scratch
@@ -110,21 +122,26 @@ class ErrorFeedback(UpdateExchange):
             with engine_of(here).span(WHOLE) as span:
                 mean_of_signs(here, self._signs(span), updates.flat[: self._n])
 
-    def average(self) -> None:
-        """Replace all residuals by their mean over the ranks. Collective over the communicator. In place."""
+    def average(self, x: FlatBuffer) -> None:
+        """Replace all residuals by their mean over the ranks, and write the parameters that belong to that.
+
+        Collective over the communicator. In place.
+        """
         errors = {
             f"residual of {name}": error
             for name, error in self._by_name(self.errors).items()
             if not self._compressor.is_excluded(name, error)
         }
         dense_mean(self._replica.world, errors, self._replica.schedule, "residuals")
+        if self._ahead:
+            self._write(x)
 
     def state_dict(self, aside: Mapping[str, torch.Tensor] | None) -> dict[str, Any]:
         """Return all residuals, and what the compressors remember; not copies."""
         return {"residuals": self._by_name(self.errors), **super().state_dict(aside)}
 
     def load_state_dict(self, state: Mapping[str, Any], x: FlatBuffer) -> None:
-        """Go on from copies of what `state_dict` returned; write x into the parameters."""
+        """Go on from copies of what `state_dict` returned; write the parameters."""
         restore(self._by_name(self.errors), state["residuals"], "the residual")
         super().load_state_dict(state, x)
         self._write(x)

@@ -225,7 +225,7 @@ class StepAhead(UpdateExchange):
             with span.decompressing():
                 sign.add(torch.from_numpy(packed).to(whole.device), common, whole.zero_())
 
-    def average(self) -> None:
+    def average(self, x: FlatBuffer) -> None:
         """Replace the parameters by their mean over the ranks: x is the same on all, so residuals are, too.
 
         Collective over the communicator. In place.

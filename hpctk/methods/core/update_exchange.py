@@ -125,8 +125,11 @@ class UpdateExchange(ABC):
         """
 
     @abstractmethod
-    def average(self) -> None:
-        """Replace all residuals by their mean over the ranks. Collective over the communicator. In place."""
+    def average(self, x: FlatBuffer) -> None:
+        """Replace all residuals by their mean over the ranks, and write the parameters that belong to that.
+
+        Collective over the communicator. In place.
+        """
 
     def _mean_of_spared(self, tensors: list[torch.Tensor]) -> None:
         """Replace those that Sign does not see by their mean over the ranks. In place."""

@@ -19,7 +19,8 @@ def simulate(
     compressor,
     server=None,
     average_every: int = 0,
-    step_ahead: bool = True,
+    step_ahead: float = True,
+    period: int = 1,
 ) -> Trajectory:
     """Log: updates, deltas, sent (c_k), residuals (e_k = delta_k - c_k), out (o), server (s), x, carried.
 
@@ -30,9 +31,13 @@ def simulate(
     x = problem.start()
     residuals = [tensors.zeros(x)] * workers.size
     server_residual = tensors.zeros(x)
-    for t in range(steps):
-        workers.lose(t, residuals)
-        updates = [workers.update(k, g) for k, g in enumerate(workers.gradients(t))]
+    for t in range(steps // period):
+        workers.lose(t * period, residuals)
+        updates = [tensors.zeros(x)] * workers.size
+        for local in range(t * period, (t + 1) * period):
+            news = [workers.update(k, g) for k, g in enumerate(workers.gradients(local))]
+            updates = [tensors.add(u, v) for u, v in zip(updates, news, strict=True)]
+            workers.x = [tensors.subtract(y, v) for y, v in zip(workers.x, news, strict=True)]
         deltas = [tensors.add(e, u) for e, u in zip(residuals, updates, strict=True)]
         sent = [as_saef(compressor, delta) for delta in deltas]
         residuals = [tensors.subtract(delta, c) for delta, c in zip(deltas, sent, strict=True)]
@@ -46,7 +51,7 @@ def simulate(
         upcoming = t + 1  # the averaging due in iteration t+1 comes before its parameters are written
         if average_every > 0 and (upcoming + 1) % average_every == 0:
             residuals = [tensors.mean(own)] * workers.size
-        workers.x = [tensors.subtract(x, e) if step_ahead else x for e in residuals]
+        workers.x = [tensors.subtract(x, tensors.scale(e, float(step_ahead))) for e in residuals]
         trajectory.record(
             workers.x,
             x,
