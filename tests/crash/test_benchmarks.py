@@ -96,7 +96,7 @@ def test_many_tensors_of_one_element(tmp_path):
     assert rows["Mean"]["to_alone"] > 0
 
 
-TRAIN = ["--tiny", "--seeds", "2", "--steps", "8", "--every", "4", "--search-steps", "4", "--rates", "1,2"]
+TRAIN = ["--tiny", "--seeds", "2", "--steps", "8", "--every", "4", "--search-steps", "2", "--rates", "1,2"]
 
 
 def trained(tmp_path, *words):
@@ -134,10 +134,19 @@ def test_training_goes_on_where_it_was_and_is_reported(tmp_path):
     assert "## Limitations" in page
     assert "| saef |" in page
     assert (tmp_path / "results" / "tiny.png").stat().st_size > 1000
-    other = mpirun(2, sys.executable, "-m", "mpi4py", "benchmarks/train.py", *TRAIN, "--target", "0.5")
-    ended = run([*other, "--output", str(tmp_path / "results" / "tiny.json")], timeout_s=120)
-    assert ended.code != 0
-    assert "was measured with other target; --fresh begins anew" in ended.output
+
+
+def test_results_of_another_set_up_are_not_mixed(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from _training import results
+
+    kept = tmp_path / "kept.json"
+    document = results.begin(kept, {"target": 0.8}, 10, "digits")
+    results.keep(kept, document)
+    assert results.begin(kept, {"target": 0.8}, 10, "digits") == document
+    with pytest.raises(ValueError, match="was measured with other target; --fresh begins anew"):
+        results.begin(kept, {"target": 0.5}, 10, "digits")
+    assert results.begin(kept, {"target": 0.5}, 10, "digits", fresh=True)["settings"] == {"target": 0.5}
 
 
 @pytest.mark.parametrize("task", ["cnn", "lstm", "transformer"])
