@@ -51,6 +51,7 @@ ORDINARY: Mapping[str, Passes] = {
     "lgrawa": Passes(6.2, 2.5),
     "episode": Passes(1.5, 4.0),
     "diloco": Passes(0.0, 4.0),
+    "sparse_loco": Passes(0.0, 20.0),
     "easgd": Passes(1.3, 9.2),
     "lsgd": Passes(1.2, 2.0),
 }

@@ -46,6 +46,8 @@ IN_ROUNDS: Mapping[str, Callable[[int], Any]] = {
     "celgc": lambda period: hpctk.CELGC(clip=0.1, period=period),
     "mgrawa": lambda period: hpctk.MGRAWA(period=period),
     "lgrawa": lambda period: hpctk.LGRAWA(period=period),
+    "diloco": lambda period: hpctk.DiLoCo(period=period),
+    "sparse_loco": lambda period: hpctk.SparseLoCo(period=period),
     "easgd": lambda period: hpctk.EASGD(period=period),
 }
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from hpctk.advise.network import Network, Transfer
 from hpctk.advise.question import Question
-from hpctk.methods import METHODS
 
 DDP = "model = torch.nn.parallel.DistributedDataParallel(model)"
 FP16 = "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook)"
 #: PowerSGD's matrices, where nobody has said what they are: so many rows and columns.
 SIDE = 1024
-SLOW_UNDER_ADAM = "slow to converge under Adam and clipping: docs/methods.md"
+#: What SparseLoCo sends of 4096 elements: indices and two bits each.
+SPARSE_LOCO_BYTES = 80
+SLOW_UNDER_ADAM = "slow to converge under Adam and clipping"
 SLOW_AT_EQUAL_STEPS = "lost to SAEF(TopK) at equal steps where that was measured"
 CONTROL = "a baseline of another method"
 COMPRESSOR = re.compile(r"\b(TopK|RandomK|Half|Sign|QSGD|PowerSGD)\(")
@@ -161,8 +162,11 @@ def _periodic(q: Question, period: int) -> Iterator[Way]:
     yield way("MGRAWA(PERIOD)", "mgrawa", dense)
     yield way("LGRAWA(PERIOD)", "lgrawa", dense)
     yield way("LocalSGD(PERIOD)", "local_sgd", 0.0)
-    if "DiLoCo" in METHODS:
-        yield way("DiLoCo(PERIOD)", "diloco", 2.0 * dense)
+    yield way("DiLoCo(PERIOD)", "diloco", 2.0 * dense)
+    sparse, nbytes = f"SparseLoCo(period={period})", -(-q.params * SPARSE_LOCO_BYTES // 4096)
+    yield Way(
+        sparse, _line(sparse), 3, lambda net: net.gathered(nbytes), "sparse_loco", 2.0 * dense, period, opens=False,
+    )  # fmt: skip
     yield way("CELGC(clip=1.0, PERIOD)", "celgc", 0.0, caveat=clip)
     yield way("EPISODE(clip=1.0, PERIOD)", "episode", 2.0 * dense, rounds=2, caveat=clip)
     yield way("EASGD(PERIOD)", "easgd", 2.0 * dense, caveat=CONTROL)

@@ -115,14 +115,38 @@ def pick_small(source: Array, other: Array, weight: Any, inf: Any, indices: Arra
 def feed_small(source: Array, gradient: Array, inf: Any, indices: Array, values: Array) -> int:
     bad = pick_small(source, gradient, source.dtype.type(1), inf, indices, values)
     if bad < 0:
-        add_and_clear(source, gradient, indices, 0)
+        add_and_clear(source, gradient, indices, None, 0)
     return bad
 
 
-def add_and_clear(source: Array, gradient: Array | None, cleared: Array, first: int) -> None:
+def pick_chunks(
+    source: Array,
+    other: Array | None,
+    weight: Any,
+    inf: Any,
+    sizes: tuple[int, int],
+    first: int,
+    room: Array,
+    indices: Array,
+    values: Array,
+) -> int:
+    bad = first_not_finite(source, other, weight, inf)
+    if bad >= 0:
+        return bad
+    (k, chunk), found = sizes, 0
+    for start in range(0, len(source), chunk):
+        summed = _sums(source, other, weight, slice(start, start + chunk))
+        places = top(magnitudes(summed), k if len(summed) == chunk else max(1, k * len(summed) // chunk))
+        indices[found : found + len(places)] = first + start + places
+        values[found : found + len(places)] = summed[places]
+        found += len(places)
+    return -1
+
+
+def add_and_clear(source: Array, gradient: Array | None, cleared: Array, left: Array | None, first: int) -> None:
     if gradient is not None:
         source += gradient
-    source[cleared - first] = 0
+    source[cleared - first] = 0 if left is None else left
 
 
 def keep_largest(

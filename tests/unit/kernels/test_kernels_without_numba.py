@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jobs import ROOT, clean_environment
 
-from hpctk.kernels import compiled, halves, lean, levels, many, merge, packing, select, signs, updates
+from hpctk.kernels import cells, compiled, halves, lean, levels, many, merge, packing, select, signs, updates
 from hpctk.kernels.lean import BLOCK
 
 HIDDEN = str(ROOT / "tests" / "support" / "without_numba")
@@ -73,6 +73,9 @@ def results():
                 select.top_k(a.view(f"u{a.itemsize}"), k),
                 *select.pick_top_k(a, b, k, minus=True),
             )
+            take(*select.pick_chunks(a, b, 3, 100), *select.pick_chunks(a, None, 5, 33))
+            for rule, width in (("sigma", 2), ("signed", 3)):
+                take(*cells.cut(a, width, rule), *cells.cut(values, width, rule))
             others, more = select.feed_top_k(copy, c, k)
             take(*merge.merge(indices, values, others, more), merge.not_in(indices, others))
             merge.scatter_add(copy, indices, values)
