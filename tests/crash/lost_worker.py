@@ -36,6 +36,8 @@ METHODS = {
     "SASG": (hpctk.SASG(0.3, warmup=2, max_delay=3), {"density": 0.3, "warmup": 2, "max_delay": 3}),
     "CELGC": (hpctk.CELGC(0.05, period=3), {"clip": 0.05, "period": 3}),
     "LocalSGD": (hpctk.LocalSGD(period=3), {"period": 3}),
+    "LocalSGD TopK": (hpctk.LocalSGD(period=3, compressor=TOP_K[0]), {"period": 3, "compressor": TOP_K[1]}),
+    "DiLoCo": (hpctk.DiLoCo(period=3, compressor=TOP_K[0]), {"period": 3, "compressor": TOP_K[1]}),
     "EPISODE": (hpctk.EPISODE(0.05, period=3), {"clip": 0.05, "period": 3}),
     "EASGD": (hpctk.EASGD(period=3), {"period": 3}),
     "LSGD": (hpctk.LSGD(period=3), {"period": 3}),

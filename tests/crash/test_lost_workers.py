@@ -22,6 +22,7 @@ JOBS = {
         5,
         [("Mean", [(0, 3, "exchange"), (4, 3, "exchange")]), ("SAEF classic", [(0, 2, "exchange"), (2, 2, "shrink")])],
     ),
+    "differences of models": (3, [("DiLoCo", [(2, 5, "exchange")]), ("LocalSGD TopK", [(0, 8, "decision")])]),
     "more models": (4, [("CELGC", [(1, 5, "status")]), ("LGRAWA", [(0, 5, "exchange")]), ("EASGD", [(1, 8, "step")])]),
     "the rest": (3, [("Mean clip", [(0, 5, "commit")]), ("LSGD", [(1, 8, "decision")])]),
 }

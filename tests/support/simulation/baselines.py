@@ -70,7 +70,7 @@ def local_sgd(
     workers, trajectory = Workers(problem, base, lr, starts), Trajectory()
     average, until = Average(workers, compressor), 0
     for t in range(steps):
-        workers.lose(t)
+        workers.lose(t, average.residuals)
         gradients = [workers.gradient(k, t) for k in range(workers.size)]
         if t == until:
             until += period if period_rule is None else period_rule(period, rates(workers.optimizers[0])[0], t)

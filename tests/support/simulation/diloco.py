@@ -82,6 +82,7 @@ def simulate(
     members = cut(x, fragments)
     slot, inside, length, flight, whole = 0, 0, 0, None, period
     for t in range(steps):
+        workers.lose(t, residuals)
         gradients = [workers.gradient(k, t) for k in range(workers.size)]
         if inside == 0 and slot % fragments == 0:
             whole = period
