@@ -459,8 +459,9 @@ def test_nothing_is_left_by_a_set_up_that_is_stopped(machine):
     machine.program("g++", "")
     (machine.bin / "python3").write_text(PYTHON.replace('"pip wheel")', '"pip wheel") sleep 60'))
     job = subprocess.Popen(
-        [machine.project / "launch" / "setup", "--with-horovod"], env=machine.environ, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        # Tests that were started in the background ignore Ctrl-C, and so would what they start.
+        ["env", "--default-signal=INT", machine.project / "launch" / "setup", "--with-horovod"], env=machine.environ,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while "pip wheel" not in (machine.calls.read_text() if machine.calls.exists() else ""):
