@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -155,14 +156,13 @@ def make(name, data=None, *, tiny=False):
         told, *parts = images(data)
         side = parts[0].shape[-1]
         wide = (32 if tiny else 2816) if name == "mlp" else (16 if tiny else 512)
-        build = (lambda: mlp(side * side, wide)) if name == "mlp" else (lambda: cnn(side, wide))
+        build = partial(mlp, side * side, wide) if name == "mlp" else partial(cnn, side, wide)
         optimizer, rate, metric, target, norm, batch = momentum, 0.02, "accuracy", 0.8, 5.0, 32 if name == "mlp" else 16
     else:
         told, *parts = text(data)
-        if name == "lstm":
-            build = lambda: Lstm(32 if tiny else 640)  # noqa: E731
-        else:
-            build = lambda: Transformer(32 if tiny else 256, 1 if tiny else 4)  # noqa: E731
+        build = partial(Lstm, 32 if tiny else 640)
+        if name == "transformer":
+            build = partial(Transformer, 32 if tiny else 256, 1 if tiny else 4)
         optimizer, rate, metric, target, norm, batch = adamw, 2e-3, "loss", 2.2, 1.0, 8
     held = slice(0, 100 if tiny else HELD_OUT if name in ("mlp", "cnn") else 400)
     train = [part[:400] if tiny else part for part in parts[:2]]

@@ -114,14 +114,14 @@ class World(Agreement):
 
         Collective over the communicator, also where it is broken.
         """
-        raise NotImplementedError
+        raise SettingError(self.cannot_shrink())
 
     def shrink(self) -> list[int]:
         """Let these be the ranks that live; return the numbers that they had, in the order of their new ones.
 
         Collective over the ranks that live. What is `attached` is dropped, as is all that is under way.
         """
-        raise NotImplementedError
+        raise SettingError(self.cannot_shrink())
 
 
 def world(comm: Comm | None = None) -> World:

@@ -7,10 +7,12 @@ Needs Lightning: pip install 'hpctk[lightning]'.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from hpctk.errors import SettingError
 
 try:
-    import lightning.pytorch as _lightning  # noqa: F401
+    import_module("lightning.pytorch")
 except ImportError as error:
     raise SettingError(f"hpctk.lightning needs Lightning: pip install 'hpctk[lightning]' ({error})") from None
 

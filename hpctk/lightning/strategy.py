@@ -26,6 +26,7 @@ from hpctk.methods.core.method import Method
 from hpctk.metrics import OnStep
 
 
+# Lightning is Any to mypy, which does not look into it.
 class Strategy(DDPStrategy):  # type: ignore[misc]
     """Train by a method, one process per device.
 
@@ -127,6 +128,7 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
             _remove(_beside(filepath))
 
 
+# As above.
 class AveragedModel(Callback):  # type: ignore[misc]
     """Validate the model that the method wants evaluated: for model methods the mean of all ranks' models.
 

@@ -116,6 +116,7 @@ class Checks:
         """Settings are frozen, fit into JSON and say which method it is."""
         method = self.make()
         assert is_dataclass(method), "a method is a frozen dataclass"
+        # The only way to ask; the types of Python's library do not know it.
         assert type(method).__dataclass_params__.frozen, "a method is a frozen dataclass"  # type: ignore[attr-defined]
         assert method.kind in ("gradient", "update", "model"), f"kind is {method.kind!r}"
         assert isinstance(method.summary, str), "there is no summary"
