@@ -6,6 +6,7 @@ Importing hpctk starts nothing and imports nothing heavy: names are loaded when 
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -123,7 +124,8 @@ def __getattr__(name: str) -> object:
         warnings.warn(f"hpctk.{name} is hpctk.{_RENAMED[name]} now", DeprecationWarning, stacklevel=2)
         return getattr(importlib.import_module("hpctk.ops"), _RENAMED[name].removeprefix("ops."))
     if name not in _HOMES:
-        raise AttributeError(f"module 'hpctk' has no attribute {name!r}")
+        # With name and module Python adds what was meant, from __dir__.
+        raise AttributeError(f"module 'hpctk' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return getattr(importlib.import_module(f"hpctk.{_HOMES[name]}"), name)
 
 

@@ -6,7 +6,7 @@ Schedules need no torch: what they are made of is in `hpctk.schedules`.
 from __future__ import annotations
 
 from hpctk.collectives.compressed_mean import compressed_mean as compressed_mean
-from hpctk.collectives.compressed_mean import dense_mean as dense_mean
+from hpctk.collectives.dense_mean import dense_mean as dense_mean
 from hpctk.collectives.engine.gather_rows import gather_rows as gather_rows
 from hpctk.compressors.core.compressor import Compressor as Compressor
 from hpctk.compressors.core.compressor import Residuals as Residuals

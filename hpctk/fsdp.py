@@ -28,6 +28,7 @@ from hpctk.comm.world import World, world
 from hpctk.errors import SettingError, TensorError
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica
+from hpctk.methods.ef21 import EF21
 from hpctk.methods.mean import Mean
 from hpctk.telemetry.recorder import Counter as Calls
 from hpctk.ways_in import handshake
@@ -46,7 +47,7 @@ def attach(
     ----------
     model : torch.nn.Module
         To which fully_shard was applied over one dimension of the mesh, not over both.
-    method : Mean
+    method : Mean or EF21
         With any compressor but PowerSGD. Others need norms or matrices of whole gradients, and a rank has its shards.
     mesh : DeviceMesh
         Of two dimensions.
@@ -70,7 +71,7 @@ def attach(
 class Attached:
     """A method at work between the replicas of a sharded model. Made by `attach`."""
 
-    def __init__(self, here: World, groups: Mapping[str, Any], method: Mean, schedule: str) -> None:
+    def __init__(self, here: World, groups: Mapping[str, Any], method: Mean | EF21, schedule: str) -> None:
         self.method, self.world = method, here
         self._schedule = schedule
         #: By module: what exchanges its row, made when its size is known.
@@ -122,7 +123,7 @@ class Attached:
 class _Row:
     """One module's shards on this rank, as one flat row, and the method that exchanges it."""
 
-    def __init__(self, name: str, like: torch.Tensor, here: World, method: Mean, schedule: str) -> None:
+    def __init__(self, name: str, like: torch.Tensor, here: World, method: Mean | EF21, schedule: str) -> None:
         # Nobody asks for its values: one element in memory stands for all.
         stand_in = torch.nn.Parameter(torch.zeros(1, dtype=like.dtype, device=like.device).expand(like.shape))
         replica = Replica(here, [name], [stand_in], None, {}, schedule, "skip", 0)
@@ -155,15 +156,15 @@ def _check_mesh(mesh: Any, replicate: str) -> None:
         raise SettingError(f"replicate={replicate!r}: the mesh has {', '.join(mesh.mesh_dim_names)}")
 
 
-def _check_method(method: Any) -> Mean:
+def _check_method(method: Any) -> Mean | EF21:
     handshake.check_method(method, "skip")
     name = type(method).__name__
-    if not isinstance(method, Mean):
+    if not isinstance(method, Mean | EF21):
         raise SettingError(
             f"attach: {name} needs whole gradients, models or the optimizer, and a rank has its shards of them: only "
-            "Mean, with a compressor or without, works between sharded replicas"
+            "Mean and EF21 work between sharded replicas, which go element by element"
         )
-    if method.clip is not None or method.unit_norm:
+    if isinstance(method, Mean) and (method.clip is not None or method.unit_norm):
         given = "unit_norm=True" if method.unit_norm else f"clip={method.clip}"
         raise SettingError(
             f"attach: Mean({given}) needs the norm of the whole gradient, and a rank has its shards: call "

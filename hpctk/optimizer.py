@@ -24,6 +24,7 @@ from hpctk.comm.collective import collective
 from hpctk.comm.world import world
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core import drift, survival
+from hpctk.methods.core.buddies import Buddies
 from hpctk.methods.core.method import GradientMethod, LocalStepMethod, Method
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.run import Closure, LocalStepRun, Run
@@ -75,6 +76,9 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
     on_lost_rank : {"raise", "shrink"}, optional
         What the others do when the process of a rank is gone: end the job, or go on without it (docs/faults.md; on
         Open MPI 5 started by `hpctk mpirun --with-ft`). HPCTK_ON_LOST_RANK where not given, else "raise".
+    buddy : int, optional
+        With "shrink": every so many steps each rank gives the next one a copy of its residuals, which are shared out
+        among the others when it is lost. HPCTK_BUDDY where not given, else never.
     """
 
     #: GradScaler asks us to step in any case, see hpctk/ways_in/grad_scaler.py.
@@ -94,6 +98,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         on_bad_gradient: str = "raise",
         check_every: int = 100,
         on_lost_rank: str | None = None,
+        buddy: int | None = None,
     ) -> None:
         here = world(comm)
         with here.shared_errors("making a DistributedOptimizer"):
@@ -108,8 +113,8 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             recorded = wanted(stats)
             chosen = environment.read("HPCTK_ON_LOST_RANK") if on_lost_rank is None else on_lost_rank
             survival.check(here, chosen)
-            if chosen == "shrink":
-                _check_can_shrink(method, overlap)
+            buddy = environment.read("HPCTK_BUDDY") if buddy is None and chosen == "shrink" else buddy
+            Buddies.check(buddy, chosen)
         self._base = optimizer
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.method = method
@@ -118,6 +123,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         parameters = names if model is None else dict(model.named_parameters())
         settings = [("schedule", schedule), ("overlap", overlap), ("on_bad_gradient", on_bad_gradient)]
         settings += [("stats", recorded), ("check_every", check_every), ("on_lost_rank", chosen)]
+        settings += [("buddy", buddy)]
         here.agree(
             "DistributedOptimizer", [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)]
         )
@@ -127,27 +133,34 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         self._replica = Replica(
             here, list(trained), list(trained.values()), model, frozen, schedule, on_bad_gradient, check_every
         )
+        self._replica.hold_masters(optimizer)
         self._counters = Counters(self._replica, method, recorded)
         self._joining = False
+        #: Steps that all ranks have made, so outside of join().
+        self._common_steps = 0
         self._residual_scale = ResidualScale(self)
         release(trained.values())
         with self._counters.preparing():
             broadcast_in_place(here, [x.detach() for x in (*parameters.values(), *buffers.values())])
         self._overlap: Overlap | None = None
-        with self._counters.counting():
+        with self._counters.counting(), self._replica.float32():
             self._run, self._steps = self._begin(method, overlap)
         self._counters.begin()
+        self._buddies = Buddies(self._run, buddy)
+        self._replica.buddies = buddy is not None
         if chosen == "shrink":
-            self._replica.survival = survival.Survival(here, self._forget)
+            self._replica.survival = survival.Survival(here, self._forget, self._buddies)
         note_one_rank(here)
 
     def _forget(self, kept: list[int]) -> None:
         """Go on without ranks that are lost. Local."""
-        replica = self._replica
-        replica.leader = None
-        lost = replica.survival.lost if replica.survival is not None else 0
         self._run.forget(kept)
-        self._run.counts["lost_ranks"] = lost
+        self._counters.forget(kept)
+        if self._replica.survival is not None and self._replica.survival.inside:
+            self._run.counts["redone"] += 1
+        if self._overlap is not None:
+            self._overlap.give_up()
+        self._buddies.forget(kept)
 
     def on_change(self, callback: Callable[[list[int]], object]) -> None:
         """Call `callback(kept)` whenever ranks were lost, after the step in which that was found out. Local.
@@ -217,11 +230,29 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             Given by `scaler.step(opt)`, never by users.
         """
         self._check_groups()
-        with self._counters.counting():
+        with self._counters.counting(), self._replica.float32():
             scaled = grad_scaler is not None
-            value = self._scaled_step(loss, grad_scaler) if scaled else self._steps.step(closure, loss)
-        self._counters.end_step(self._run.counts, value if loss is None else loss)
+            value = self._scaled_step(loss, grad_scaler) if scaled else self._steps.step(self._narrowed(closure), loss)
+            self._end_common_step()
+        self._counters.end_step(self._run.counts, value if loss is None else loss, self._buddies.take_norms())
         return value
+
+    def _narrowed(self, closure: Closure | None) -> Closure | None:
+        """Return a closure that finds the model's own parameters, in half precision where they are."""
+        if closure is None or self._replica.masters is None:
+            return closure
+
+        def narrowed() -> Any:
+            with self._replica.forward_and_backward():
+                return closure()
+
+        return narrowed
+
+    def _end_common_step(self) -> None:
+        """Have residuals copied where that is due: not in join(), where ranks come to different numbers of steps."""
+        if not self._joining:
+            self._common_steps += 1
+            self._buddies.end_step(self._run.common_steps(self._common_steps))
 
     def _scaled_step(self, loss: Any, scaler: Any) -> Any:
         steps = self._steps
@@ -259,7 +290,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         """Exchange the gradients now, so that they can be looked at or clipped before step(). For gradient methods."""
         if not isinstance(self._steps, GradientSteps):
             raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
-        with self._counters.counting():
+        with self._counters.counting(), self._replica.float32(keep_gradients=True):
             self._exchange_early(self._steps)
 
     def _exchange_early(self, steps: GradientSteps) -> None:
@@ -300,22 +331,20 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         method the ranks that were through then take over what a rank holds that was not: its loop may have
         clipped gradients and stepped schedulers that they know nothing of.
         """
-        if self._replica.survival is not None:
-            raise SettingError("join(): not with on_lost_rank='shrink'; give all ranks as many batches")
         self._joining = True
         try:
             yield
         finally:
             self._joining = False
+        own_steps = self._counters.steps
         while self._idle_step():
-            self._counters.end_step(self._run.counts)
-        with self._counters.counting():
-            leader, self._replica.leader = self._replica.leader, None
-            if leader is not None and isinstance(self._steps, GradientSteps):
-                self._steps.follow(leader)
+            self._counters.end_step(self._run.counts, norms=self._buddies.take_norms())
+        with self._counters.counting(), self._replica.float32():
+            if isinstance(self._steps, GradientSteps):
+                self._steps.follow(own_steps)
 
     def _idle_step(self) -> bool:
-        with self._counters.counting():
+        with self._counters.counting(), self._replica.float32():
             return self._steps.idle()
 
     def state_dict(self) -> dict[str, Any]:
@@ -372,13 +401,3 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.method!r}, {type(self._base).__name__})"
-
-
-def _check_can_shrink(method: Method, overlap: bool) -> None:
-    """Raise SettingError for what cannot be undone where a rank is lost in it."""
-    if overlap:
-        raise SettingError("on_lost_rank='shrink': not with overlap=True, whose exchanges begin outside of steps")
-    if not method.lockstep:
-        raise SettingError("on_lost_rank='shrink': not with asynchronous=True, whose tickets one rank keeps")
-    if method.sends_between_steps:
-        raise SettingError(f"on_lost_rank='shrink': not with {method!r}, whose messages travel between steps; delay=0")

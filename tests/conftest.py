@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("full") is not None]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    folders = {Path(__file__).parent / name for name in ("mpi", "horovod/ranks")}
+    folders = {Path(__file__).parent / name for name in ("mpi", "devices", "horovod/ranks")}
     for item in items:
         if not folders.isdisjoint(item.path.parents) and item.get_closest_marker("mpi") is None:
             item.add_marker(pytest.mark.mpi)

@@ -22,6 +22,8 @@ SIDE = 1024
 SPARSE_LOCO_BYTES = 80
 SLOW_UNDER_ADAM = "slow to converge under Adam and clipping"
 SLOW_AT_EQUAL_STEPS = "lost to SAEF(TopK) at equal steps where that was measured"
+LATER_THAN_LOCAL_SGD = "was later at the target than LocalSGD where that was measured"
+NOT_MEASURED = "its time to a target was not measured"
 CONTROL = "a baseline of another method"
 COMPRESSOR = re.compile(r"\b(TopK|RandomK|Half|Sign|QSGD|PowerSGD)\(")
 
@@ -162,10 +164,11 @@ def _periodic(q: Question, period: int) -> Iterator[Way]:
     yield way("MGRAWA(PERIOD)", "mgrawa", dense)
     yield way("LGRAWA(PERIOD)", "lgrawa", dense)
     yield way("LocalSGD(PERIOD)", "local_sgd", 0.0)
-    yield way("DiLoCo(PERIOD)", "diloco", 2.0 * dense)
+    yield way("DiLoCo(PERIOD)", "diloco", 2.0 * dense, caveat=LATER_THAN_LOCAL_SGD)
     sparse, nbytes = f"SparseLoCo(period={period})", -(-q.params * SPARSE_LOCO_BYTES // 4096)
     yield Way(
         sparse, _line(sparse), 3, lambda net: net.gathered(nbytes), "sparse_loco", 2.0 * dense, period, opens=False,
+        caveat=NOT_MEASURED,
     )  # fmt: skip
     yield way("CELGC(clip=1.0, PERIOD)", "celgc", 0.0, caveat=clip)
     yield way("EPISODE(clip=1.0, PERIOD)", "episode", 2.0 * dense, rounds=2, caveat=clip)

@@ -103,7 +103,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hpctk {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         if name == command:
             loaded = importlib.import_module(f"hpctk.cli.{module}")
@@ -126,7 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words and words[0] in RAW:
             status = importlib.import_module(f"hpctk.cli.{COMMANDS[words[0]][0]}").main(words[0], words[1:])
         else:
-            options = build_parser(command).parse_args(words)
+            parser = build_parser(command)
+            options = parser.parse_args(words)
+            # Not by argparse, which would ask for it before it looks at a misspelt option.
+            if options.command is None:
+                parser.error(f"which command? Known are {', '.join(COMMANDS)}")
             status = options.run(options)
         # Here, not at the interpreter's exit, where a closed pipe would be an error message.
         sys.stdout.flush()

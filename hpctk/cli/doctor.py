@@ -46,6 +46,9 @@ try:
     import torch
     facts["cuda"] = torch.version.cuda
     facts["devices"] = torch.cuda.device_count()
+    import torch.distributed as dist
+    names = ("gloo", "nccl", "xccl", "ucc") if dist.is_available() else ()
+    facts["backends"] = [name for name in names if getattr(dist, f"is_{name}_available", bool)()]
     from hpctk.kernels import compiled
     facts["kernels"] = {"compiled": compiled.missing is None, "because": str(compiled.missing or "")}
 except Exception as error:
@@ -87,7 +90,7 @@ def collect(start_mpi: bool = False) -> Facts:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
         "packages": {name: version(name) for name in PACKAGES},
-        "torch": {key: probed[key] for key in ("cuda", "devices", "torch_error") if key in probed},
+        "torch": {key: probed[key] for key in ("cuda", "devices", "backends", "torch_error") if key in probed},
         "kernels": probed.get("kernels", {"compiled": None, "because": "not asked"}),
         "mpi": guarded(lambda: library.describe(start_mpi)),
         "launcher": launcher.variables(os.environ),
@@ -244,6 +247,7 @@ def render(facts: Facts) -> str:
         "MPI": mpi_text(facts) if "error" in mpi else f"{mpi['library']}, MPI {mpi['standard']}, {started(mpi)}",
         "GPU-aware MPI": f"{aware} ({mpi.get('gpu_aware_because', 'not asked')})",
         "GPUs": torch.get("torch_error") or gpus,
+        "process groups": device_path(torch),
         "launcher": assignments(facts["launcher"]) or "no launcher's variables",
         "Horovod": built_with(facts["horovod"]),
         "Slurm": "no",
@@ -257,6 +261,21 @@ def render(facts: Facts) -> str:
     if facts["advice"]:
         lines += ["", "advice", *(wrapped("     - ", text) for text in facts["advice"])]
     return "\n".join([*lines, "", wrapped(f"{'next':<15}", facts["next"])])
+
+
+def device_path(torch: Facts) -> str:
+    """Return how tensors travel in jobs of torchrun."""
+    backends = torch.get("backends", [])
+    if "gloo" not in backends:
+        return "none: torch has no gloo, which hpctk.ddp needs"
+    if not torch.get("devices"):
+        return "host tensors by gloo; no device here"
+    if "nccl" not in backends:
+        return "host tensors by gloo; device tensors through host memory, for torch has no NCCL"
+    return (
+        "host tensors by gloo; device tensors by NCCL itself after init_process_group('cpu:gloo,cuda:nccl') or 'nccl', "
+        "through host memory after 'gloo'"
+    )
 
 
 def mpi_text(facts: Facts) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpctk.errors import SettingError
 from hpctk.launch import horovodrun, mpirun
-from hpctk.launch.command_line import MPIRUN, CommandLine
+from hpctk.launch.command_line import HOROVODRUN, MPIRUN, CommandLine
 from hpctk.launch.horovodrun import KINDS
 
 NO_MPI = 'no mpirun here: pip install "hpctk[mpi]" brings one; on a cluster load its MPI module'
@@ -27,7 +27,9 @@ NO_MPI4PY = (
 NO_HOROVOD = "no Horovod here: hpctk setup horovod builds it, with g++, cmake and make"
 
 #: Options of jobs whose ranks all run here, in this folder.
-HERE = frozenset({"n", "np", "c", "bind-to", "map-by", "oversubscribe", "x"})
+HERE = frozenset({"n", "np", "num-proc", "c", "bind-to", "map-by", "oversubscribe", "x"})
+#: The option that says how many ranks there are.
+RANKS = {"mpirun": "n", "horovodrun": "np"}
 
 USAGE = """\
 usage: hpctk {name} [--print] [--plain] [--mpi KIND] ARGUMENT OF {name} ... PROGRAM [ARGUMENT ...]
@@ -83,12 +85,12 @@ def main(name: str, words: Sequence[str]) -> int:
         text = USAGE.format(name=name, mpi=MPI_HELP[name], examples=EXAMPLES[name])
         print(text, end="", file=sys.stdout if own.help else sys.stderr)
         return 0 if own.help else 2
+    if not own.show:
+        refuse_missing(name, rest, os.path.dirname(sys.executable))
     added, line = prepare(name, own, rest, os.environ, own_venv())
     if own.show:
         print(shown(added, line, os.environ.get("PATH", "")))
         return 0
-    if name == "mpirun":
-        refuse_missing(rest, os.path.dirname(sys.executable))
     try:
         os.execve(line[0], line, {**os.environ, **added})
     except OSError as error:
@@ -96,16 +98,21 @@ def main(name: str, words: Sequence[str]) -> int:
         return 126
 
 
-def refuse_missing(words: Sequence[str], folder: str) -> None:
+def read(name: str, words: Sequence[str]) -> CommandLine:
+    """Return what was typed after mpirun or horovodrun."""
+    return CommandLine(words, MPIRUN) if name == "mpirun" else CommandLine(words, HOROVODRUN, colons=False)
+
+
+def refuse_missing(name: str, words: Sequence[str], folder: str) -> None:
     """Raise SettingError for a program, or a script of Python, that is not there: mpirun's own answers are pages long.
 
     `folder` is where programs are looked for, besides PATH. Nothing is said of jobs that may run elsewhere.
     """
-    line = CommandLine(words, MPIRUN)
+    line = read(name, words)
     if not line.names <= HERE:
         return
     if not line.starts_program and line.names:
-        raise SettingError("which program? Such as: hpctk mpirun -n 4 python train.py")
+        raise SettingError(f"which program? Such as: hpctk {name} -{RANKS[name]} 4 python train.py")
     for section in line.sections:
         program, *arguments = section.program or ["true"]
         interpreted = os.path.basename(program).startswith("python") and arguments
@@ -114,7 +121,9 @@ def refuse_missing(words: Sequence[str], folder: str) -> None:
             raise SettingError(f"{script}: no such file in {os.getcwd()}")
         search = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
         if not program.endswith(".py") and shutil.which(program, path=search) is None:
-            raise SettingError(f"{program}: no such program; a script runs by: hpctk mpirun -n 4 python SCRIPT")
+            raise SettingError(
+                f"{program}: no such program; a script runs by: hpctk {name} -{RANKS[name]} 4 python SCRIPT"
+            )
 
 
 def own_venv() -> str | None:
@@ -161,11 +170,11 @@ def prepare(
     added = {} if path == environ.get("PATH", "") else {"PATH": path}
     added |= mpirun.job_environment({**environ, **added}, venv, columns, tagged)
     surroundings, cores = {**environ, **added}, len(os.sched_getaffinity(0))
+    for value in read(name, words).first_values("n", "np", "num-proc"):
+        # Their own answers are a page long; to 0 mpirun says nothing at all.
+        if not value.isdecimal() or int(value) == 0:
+            raise SettingError(f"-{RANKS[name]} {value}: need a number of ranks, such as -{RANKS[name]} 4")
     if name == "mpirun":
-        for value in CommandLine(words, MPIRUN).first_values("n", "np"):
-            # mpirun's own answer is a page long.
-            if not value.isdecimal():
-                raise SettingError(f"-n {value}: need a number of ranks, such as -n 4")
         program = "mpirun" if own.show and own.mpi else find(search, "mpirun", NO_MPI)
         variables, line = mpirun.mpirun_job(words, surroundings, root=os.geteuid() == 0, cores=cores, plain=own.plain)
         if "mpi4py" in line and not own.show and importlib.util.find_spec("mpi4py") is None:

@@ -29,6 +29,8 @@ from hpctk.errors import SettingError
 
 RUN = Path("runs", "quickstart")
 HPCTK = [sys.executable, "-m", "hpctk"]
+#: What others call the number of ranks.
+AS_MPIRUN_SAYS = ("-n", "-np", "--np", "--rank", "--nproc", "--nproc-per-node")
 
 
 def main(name: str, words: Sequence[str]) -> int:
@@ -64,6 +66,8 @@ def read(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if not options.ranks.isdecimal() or not 1 <= int(options.ranks) <= 9999:
         raise SettingError(f"--ranks '{options.ranks}': a number of ranks, such as 4")
     for word in rest:
+        if word.partition("=")[0] in AS_MPIRUN_SAYS:
+            raise SettingError(f"{word}: the number of ranks is --ranks N")
         if word.partition("=")[0] in ("--run", "--resume"):
             raise SettingError(f"{word}: the run is in {RUN}; for others use hpctk train digits")
     return options, rest

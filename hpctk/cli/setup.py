@@ -17,7 +17,7 @@ from hpctk.launch import horovod_build
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("what", choices=["horovod"], help="what to build")
+    parser.add_argument("what", choices=["horovod"], metavar="horovod", help="what to build")
     parser.add_argument("--check", action="store_true", help="only tell, by the exit status, whether it is there")
 
 

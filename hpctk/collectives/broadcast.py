@@ -81,11 +81,15 @@ def broadcast_in_place(here: World, tensors: Sequence[torch.Tensor], root: int =
         ]
         for part, tensor in zip(parts, alike, strict=True):
             part.copy_(tensor)
-        flat = here.stager.to_comm(fused)
-        itemsize = fused.element_size()
-        plan = auto.plan_for(here, "broadcast", fused.numel() * itemsize, "auto", root)
-        with engine_of(here).span(f"{len(alike)} tensors"):
-            engine_of(here).run(plan, InPlace(flat, itemsize))
-        here.stager.from_comm(fused, flat)
+        group = here.device_group(fused) if here.size > 1 else None
+        if group is not None:
+            group.broadcast(fused, root, f"the broadcast of {len(alike)} tensors")
+        else:
+            flat = here.stager.to_comm(fused)
+            itemsize = fused.element_size()
+            plan = auto.plan_for(here, "broadcast", fused.numel() * itemsize, "auto", root)
+            with engine_of(here).span(f"{len(alike)} tensors"):
+                engine_of(here).run(plan, InPlace(flat, itemsize))
+            here.stager.from_comm(fused, flat)
         for part, tensor in zip(parts, alike, strict=True):
             tensor.copy_(part)

@@ -23,10 +23,13 @@ import numpy as np
 import torch
 
 from hpctk.collectives.allreduce import start_in_place
-from hpctk.collectives.compressed_mean import Layout, Tensors, label, layout_of, put, selected
+from hpctk.collectives.compressed_mean import Layout, layout_of, selected
+from hpctk.collectives.dense_mean import Tensors, label
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_messages import Messages
+from hpctk.collectives.engine.gather_tensors import start_on_device
 from hpctk.collectives.engine.handle import Handle
+from hpctk.collectives.sparse.packets import put
 from hpctk.collectives.sparse_allreduce import choose_lists, reduce_pairs, summed_pairs
 from hpctk.comm import buffers
 from hpctk.comm.world import World
@@ -155,6 +158,8 @@ class BucketedMean:
     def _compress(self, bucket: Bucket, tensors: Tensors, *, cleared: bool = False) -> None:
         residuals = self._copied(tensors, cleared=cleared)
         if self._compressor.combines == "pairs":
+            if not bucket.like.is_cpu:
+                self._here.note_staging(bucket.like)
             bucket.pairs = selected(tensors, self._sparse, residuals, bucket.layout.edges)
         elif residuals is None:
             bucket.packets = {name: self._compressor.compress(x, name) for name, x in tensors.items()}
@@ -182,10 +187,20 @@ class BucketedMean:
         if self._compressor.combines == "summed":
             bucket.chosen = self._reduced(data, None if in_order else lane)
         else:
-            bucket.chosen = self._gathered(data.cpu().numpy(), lane)
+            bucket.chosen = self._gathered_packets(data, lane)
 
     def _reduced(self, flat: torch.Tensor, lane: int | None) -> Handle:
         return start_in_place(self._here, flat, buffers.dtype_of(flat), "mean", self._schedule, lane)
+
+    def _gathered_packets(self, data: torch.Tensor, lane: int) -> Handle:
+        here = self._here
+        if not data.is_cpu:
+            group = here.device_group(data) if here.size > 1 else None
+            if group is not None:
+                # Packets of tensors of the same sizes are of one length.
+                return start_on_device(here, group, data, np.full(here.size, data.numel()))
+            here.note_staging(data)
+        return self._gathered(data.cpu().numpy(), lane)
 
     def _gathered(self, message: Any, lane: int) -> Handle:
         here = self._here
@@ -236,7 +251,7 @@ class BucketedMean:
         sums = {name: bucket.like.new_zeros(packet.shape) for name, packet in packets.items()}
         for data in bucket.chosen.wait():
             for (lo, hi), (name, packet) in zip(pairwise(edges), packets.items(), strict=True):
-                part = torch.from_numpy(data[lo:hi]).to(bucket.like.device)
+                part = torch.as_tensor(data[lo:hi]).to(bucket.like.device)
                 self._compressor.add_to(sums[name].view(-1), replace(packet, data=part))
         for total in sums.values():
             total /= self._here.size

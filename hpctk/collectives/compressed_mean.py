@@ -15,9 +15,8 @@ With reduce="contributors" the sum of an element is divided by the number of ran
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import is_
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -27,26 +26,22 @@ import torch
 
 from hpctk import torch_private
 from hpctk.collectives.allreduce import reduce_in_place
+from hpctk.collectives.dense_mean import Tensors, dense_mean, label
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.collectives.engine.gather_messages import gather_messages
 from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.collectives.engine.gather_tensors import gather_tensors
+from hpctk.collectives.sparse import packets
 from hpctk.collectives.sparse_allreduce import reduce_pairs
 from hpctk.comm import buffers
 from hpctk.comm.collective import collective
 from hpctk.comm.world import World
-from hpctk.compressors.core import finite
-from hpctk.compressors.core.compressor import Aggregating, Compressor, Residuals, refuse
+from hpctk.compressors.core import arrays, finite
+from hpctk.compressors.core.compressor import Aggregating, Compressor, Residuals, Taken, refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.compressors.core.sparse import SparseCompressor
 from hpctk.kernels import many, rows
 from hpctk.kernels.packing import index_dtype
-from hpctk.schedules import ring
 from hpctk.telemetry.recorder import Span
-
-Tensors = Mapping[str, torch.Tensor]
-
-#: From this size on a tensor is reduced where it lies: it fills the network by itself, and copying it costs more.
-LARGE_BYTES = 2**20
 
 
 @collective
@@ -59,10 +54,11 @@ def compressed_mean(
     *,
     checked: bool = False,
     reduce: str = "mean",
+    into: Tensors | None = None,
 ) -> None:
     """Replace tensors by the mean over all ranks of what the compressor carries of them.
 
-    In place. All ranks must give the same names, shapes and dtypes.
+    In place, unless tensors `into` which to write are given. All ranks must give the same names, shapes and dtypes.
 
     Parameters
     ----------
@@ -76,10 +72,13 @@ def compressed_mean(
         Whether all ranks know that `refuse_bad_sums` refuses nothing on any of them: then they need not ask each other.
     reduce : str
         What the sum of an element is divided by: "mean", the number of ranks; "contributors", of those who sent it.
+    into : mapping of str to torch.Tensor, optional
+        Contiguous, of the same names, shapes and dtypes: takes the result, and the tensors stay as they are.
     """
     layout = layout_of(compressor, tensors)
+    targets = tensors if into is None else into
     if layout.excluded:
-        dense_mean(here, {name: tensors[name] for name in layout.excluded}, schedule)
+        dense_mean(here, {name: tensors[name] for name in layout.excluded}, schedule, into=into)
     if not layout.chosen:
         return
     chosen = {name: tensors[name] for name in layout.chosen} if layout.excluded else tensors
@@ -90,7 +89,8 @@ def compressed_mean(
         label(chosen), type(compressor).__name__, elements=int(layout.edges[-1]), dense_bytes=layout.dense_bytes
     ) as span:
         ways = EXCHANGES if reduce == "mean" else BY_CONTRIBUTORS
-        ways[compressor.combines](Exchange(here, chosen, compressor, residuals, schedule, span, layout))
+        targets = {name: targets[name] for name in layout.chosen} if layout.excluded else targets
+        ways[compressor.combines](Exchange(here, chosen, targets, compressor, residuals, schedule, span, layout))
 
 
 class Layout:
@@ -152,68 +152,6 @@ def layout_of(compressor: Compressor, tensors: Tensors) -> Layout:
     return kept[0]
 
 
-def label(names: Collection[str], what: str = "tensors") -> str:
-    """Return what statistics call some tensors that travel together."""
-    return next(iter(names)) if len(names) == 1 else f"{len(names)} {what}"
-
-
-@collective
-def dense_mean(here: World, tensors: Tensors, schedule: str = "auto", what: str = "tensors") -> None:
-    """Replace tensors by their mean over all ranks. In place.
-
-    `what` they are, in the plural: for the statistics.
-    """
-    _dense(here, tensors, "mean", schedule, what)
-
-
-@collective
-def dense_sum(here: World, tensors: Tensors, schedule: str = "auto", what: str = "tensors") -> None:
-    """Replace tensors by their sum over all ranks; as `dense_mean`. In place."""
-    _dense(here, tensors, "sum", schedule, what)
-
-
-def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str) -> None:
-    engine = engine_of(here)
-    # In the order in which they come, which is that of all ranks; a set's order is each rank's own.
-    dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors.values()))
-    small = {name: x for name, x in tensors.items() if x.nbytes < LARGE_BYTES or not x.is_contiguous()}
-    if len(small) < len(tensors):
-        for name, tensor in tensors.items():
-            if name not in small:
-                with engine.span(name):
-                    reduce_in_place(here, tensor.view(-1), buffers.dtype_of(tensor), op, schedule)
-    for dtype in dtypes:
-        named = small if len(dtypes) == 1 else {name: x for name, x in small.items() if x.dtype == dtype}
-        if not named:
-            continue
-        alike = list(named.values())
-        with engine.span(label(named, what)) as span:
-            if rows.are_rows(alike):
-                with span.staging():
-                    edges = rows.edges_of(rows.sizes_of(alike))
-                    flat = _scratch(here, alike[0], int(edges[-1]))
-                    rows.gather(alike, edges, flat.numpy())
-                reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
-                with span.staging():
-                    rows.scatter(flat.numpy(), alike, edges)
-                continue
-            with span.staging():
-                out = _scratch(here, alike[0], sum(tensor.numel() for tensor in alike))
-                flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=out)
-            reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
-            parts = flat.split([tensor.numel() for tensor in alike])
-            with span.staging():
-                torch_private.foreach_copy_(alike, [part.view_as(one) for part, one in zip(parts, alike, strict=True)])
-
-
-def _scratch(here: World, like: torch.Tensor, n: int) -> torch.Tensor:
-    """Return memory to lay n elements in; on the host the same in every step, new pages are slow."""
-    if buffers.on_device(like):
-        return like.new_empty(n)
-    memory = engine_of(here).workspace("dense_mean", n * like.element_size())
-    return torch.from_numpy(memory).view(like.dtype)
-
-
 def refuse_bad_sums(tensors: Tensors, residuals: Residuals | None) -> None:
     """Raise TensorError where a tensor, or its sum with its residual, is not finite. Changes nothing.
 
@@ -250,6 +188,8 @@ class Exchange:
 
     here: World
     tensors: Tensors
+    #: Where the result goes: the tensors themselves, unless the caller wants to keep those.
+    targets: Tensors
     compressor: Any
     residuals: Residuals | None
     schedule: str
@@ -266,71 +206,79 @@ class Exchange:
 
 
 def _summed(exchange: Exchange) -> None:
-    packets = exchange.packets()
-    dense_mean(exchange.here, {name: packet.data for name, packet in packets.items()}, exchange.schedule)
+    mine = exchange.packets()
+    dense_mean(exchange.here, {name: packet.data for name, packet in mine.items()}, exchange.schedule)
     with exchange.span.decompressing():
-        for name, tensor in exchange.tensors.items():
-            tensor.copy_(exchange.compressor.decompress(packets[name]))
+        for name, target in exchange.targets.items():
+            target.copy_(exchange.compressor.decompress(mine[name]))
 
 
 def _gathered(exchange: Exchange) -> None:
-    here, tensors = exchange.here, exchange.tensors
     messages = _everyone(exchange)
     with exchange.span.decompressing():
-        for tensor in tensors.values():
-            tensor.zero_()
-        for packets in messages:
-            for name, tensor in tensors.items():
-                exchange.compressor.add_to(tensor.view(-1), packets[name])
-        for tensor in tensors.values():
-            tensor /= here.size
+        packets.add_up(exchange.targets, exchange.compressor, messages)
 
 
 def _contributed(exchange: Exchange) -> None:
-    compressor, messages = exchange.compressor, _everyone(exchange)
+    messages = _everyone(exchange)
     with exchange.span.decompressing():
-        for name, tensor in exchange.tensors.items():
-            total, senders = tensor.zero_().view(-1), np.zeros(tensor.numel(), np.int32)
-            for packets in messages:
-                compressor.add_to(total, packets[name])
-                senders[compressor.places(packets[name])] += 1
-            total /= torch.from_numpy(np.maximum(senders, 1, out=senders)).to(tensor.device)
+        packets.add_up_by_contributors(exchange.targets, exchange.compressor, messages)
 
 
 def _everyone(exchange: Exchange) -> list[dict[str, Packet]]:
-    """Return the packets of all ranks, in rank order. Collective over the communicator."""
-    here, mine = exchange.here, exchange.packets()
-    whole = torch.cat([packet.data for packet in mine.values()])
-    lengths = np.array([[packet.nbytes for packet in mine.values()]])
-    if exchange.compressor.combines == "pairs" and exchange.layout.counts is None:
-        # Else a tensor's size tells, on all ranks alike.
-        lengths = gather_rows(here, lengths[0])
-    ends = np.broadcast_to(lengths.cumsum(1), (here.size, len(mine)))
-    messages = gather_messages(here, ring.allgather(here.size), whole.cpu().numpy())
-    return [
-        {
-            name: replace(packet, data=part.to(packet.data.device))
-            for (name, packet), part in zip(mine.items(), torch.from_numpy(data).tensor_split(cuts[:-1]), strict=True)
-        }
-        for data, cuts in zip(messages, ends.tolist(), strict=True)
-    ]
+    # Else a tensor's size tells how long its packet is, on all ranks alike.
+    lengths_differ = exchange.compressor.combines == "pairs" and exchange.layout.counts is None
+    return packets.gather(exchange.here, exchange.packets(), lengths_differ=lengths_differ)
 
 
 def _pairs(exchange: Exchange) -> None:
     here, residuals, layout = exchange.here, exchange.residuals, exchange.layout
     compressor: SparseCompressor = exchange.compressor
     tensors = list(exchange.tensors.values())
+    if not tensors[0].is_cpu:
+        if here.size > 1 and not compressor.keep and here.device_group(tensors[0]) is not None:
+            _pairs_on_device(exchange)
+            return
+        here.note_staging(tensors[0])
     with exchange.span.compressing():
         indices, values = selected(exchange.tensors, compressor, residuals, layout.edges, checked=True)
+    if residuals is not None and residuals.keeps_taken:
+        residuals.taken = Taken(list(exchange.tensors), layout.edges, indices, values)
     as_many = layout.counts is not None
     keep = int(layout.places[-1]) if compressor.keep else None
     found, total, dropped = reduce_pairs(here, indices, values, int(layout.edges[-1]), keep, as_many=as_many)
     with exchange.span.decompressing():
         total /= here.size
-        put(tensors, layout.edges, found, total, clear=True)
+        packets.put(list(exchange.targets.values()), layout.edges, found, total, clear=True)
         if residuals is not None and dropped.any():
             kept_back = [residuals.of(name, tensor) for name, tensor in exchange.tensors.items()]
-            put(kept_back, layout.edges, indices[dropped], values[dropped])
+            packets.put(kept_back, layout.edges, indices[dropped], values[dropped])
+
+
+def _pairs_on_device(exchange: Exchange) -> None:
+    """As `_pairs`, by all-gathers of indices and values where they lie."""
+    here, residuals, layout = exchange.here, exchange.residuals, exchange.layout
+    compressor: SparseCompressor = exchange.compressor
+    tensors = list(exchange.tensors.values())
+    with exchange.span.compressing():
+        parts = [
+            compressor.select(x, None if residuals is None else residuals.of(name, x), name)
+            for name, x in exchange.tensors.items()
+        ]
+        starts = layout.edges[:-1].tolist()
+        indices = torch.cat([found.long() + start for (found, _), start in zip(parts, starts, strict=True)])
+        values = torch.cat([taken for _, taken in parts]).to(arrays.working_dtype(tensors[0].dtype))
+    counts = np.full(here.size, len(indices))
+    if layout.counts is None:
+        counts = gather_rows(here, np.array([len(indices)]))[:, 0]
+    everyone = zip(gather_tensors(here, indices, counts), gather_tensors(here, values, counts), strict=True)
+    with exchange.span.decompressing():
+        total = values.new_zeros(int(layout.edges[-1]))
+        for found, taken in everyone:
+            total.index_add_(0, found, taken)
+        total /= here.size
+        for target, part in zip(exchange.targets.values(), total.split(layout.sizes.tolist()), strict=True):
+            target.copy_(part.view_as(target))
 
 
 def selected(
@@ -344,7 +292,7 @@ def selected(
     dtype = index_dtype(int(edges[-1]))
     together = _together(tensors, compressor, residuals)
     if together is None:
-        parts = [_of_one(compressor, name, tensor, residuals) for name, tensor in tensors.items()]
+        parts = [packets.select_one(compressor, name, tensor, residuals) for name, tensor in tensors.items()]
         starts = np.asarray(edges).astype(dtype)
         indices = [found.astype(dtype) + start for (found, _), start in zip(parts, starts, strict=False)]
         return np.concatenate(indices), np.concatenate([values for _, values in parts])
@@ -359,7 +307,7 @@ def selected(
     for i in layout.large:
         name = layout.chosen[i]
         lo, hi = places[i], places[i + 1]
-        found, values[lo:hi] = _of_one(compressor, name, tensors[name], residuals)
+        found, values[lo:hi] = packets.select_one(compressor, name, tensors[name], residuals)
         np.add(found, layout.edges[i], out=chosen[lo:hi], casting="unsafe")
     return chosen, values
 
@@ -388,35 +336,18 @@ def _together(
     return layout, held, layout.kept
 
 
-def _of_one(compressor: SparseCompressor, name: str, tensor: torch.Tensor, residuals: Residuals | None) -> Any:
-    found, taken = compressor.select(tensor, None if residuals is None else residuals.of(name, tensor), name)
-    return _host(found), _wide(_host(taken), tensor.dtype)
+def put_back(residuals: Residuals) -> list[str]:
+    """Add to the residuals what was taken out of them last, with what was fed to them; return the names. In place.
 
-
-def _host(array: Any) -> Any:
-    return array.cpu().numpy() if isinstance(array, torch.Tensor) else array
-
-
-def _wide(values: Any, dtype: torch.dtype) -> Any:
-    """Return values as float32 or float64: half precision is summed in float32."""
-    if values.itemsize > 2:
-        return values
-    return torch.from_numpy(values).view(dtype).float().numpy()
-
-
-def put(tensors: list[torch.Tensor], edges: Any, indices: Any, values: Any, *, clear: bool = False) -> None:
-    """Write the elements of a sparse vector into tensors, laid one after the other; with `clear` zeros elsewhere."""
-    if rows.are_rows(tensors) and tensors[0].element_size() == values.itemsize:
-        many.write_sparse(rows.addresses_of(tensors), edges, indices, values, clear)
-        return
-    if clear:
-        torch_private.foreach_zero_(tensors)
-    cuts = np.searchsorted(indices, edges)
-    for tensor, start, (lo, hi) in zip(tensors, edges, pairwise(cuts), strict=False):
-        if lo == hi:
-            continue
-        where = torch.from_numpy(indices[lo:hi].astype(np.int64) - int(start))
-        tensor.view(-1)[where.to(tensor.device)] = torch.from_numpy(values[lo:hi]).to(tensor)
+    For an exchange that does not count: what is to be sent is all in the residuals then. Only of such that are chosen
+    element by element ("pairs").
+    """
+    taken, residuals.taken = residuals.taken, None
+    if taken is None:
+        return []
+    kept = residuals.state_dict()
+    packets.put([kept[name] for name in taken.names], taken.edges, taken.indices, taken.values)
+    return taken.names
 
 
 def _own(exchange: Exchange) -> None:
@@ -438,8 +369,8 @@ def _own(exchange: Exchange) -> None:
     means = compressor.aggregate(inputs, mean)
     exchange.span.spent("compressing_s", time.perf_counter() - began - exchanging)
     # Only now: an aggregate that refuses must leave the residuals as they were.
-    for name, tensor in tensors.items():
-        tensor.copy_(means[name])
+    for name, target in exchange.targets.items():
+        target.copy_(means[name])
         if residuals is not None:
             kept[name].copy_(inputs[name])
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Elements in one piece of the inner products: their float64 copies stay in the cache.
 PIECE = 8192
-#: Few sends at once, so that each rank's parts follow one another and come in evenly.
-FLIGHT = 8
 #: The engine's segments that make one message where all ranks share a node's memory, in which messages cost most.
 NODE_SEGMENTS = 16
 
@@ -142,7 +140,8 @@ class Part:
             rotation.reduce_scatter(here.size, keep=True),
             InPlace(flat, flat.itemsize),
             segment_bytes=self._message_bytes,
-            flight=FLIGHT,
+            # Few, so that each rank's parts follow one another and come in evenly.
+            flight=engine.machine.part_sends,
             kept=self,
             lane=lane,
         )

@@ -103,6 +103,8 @@ def sparse_allreduce(
         here.agree("sparse_allreduce", [*settings, ("without values", valueless)])
         for given in (indices, values):
             buffers.check_values(given)
+            if buffers.on_device(given):
+                here.note_staging(given)
         _check_settings(size, keep, schedule)
         with here.shared_errors("sparse_allreduce"):
             own, own_values, order = _own_pairs(indices, values, size)

@@ -13,7 +13,7 @@ Fortran-ordered elements as they lie, and counts in 32 bits. So everything that 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,7 +238,9 @@ def synchronize(tensor: Any) -> None:
     """Wait until the device's stream has written `tensor`: MPI does not know about streams."""
     import torch
 
-    torch.cuda.current_stream(tensor.device).synchronize()
+    # torch.cuda, torch.xpu, or whatever a backend of another package is called.
+    module = getattr(torch, tensor.device.type)
+    module.current_stream(tensor.device).synchronize()
 
 
 class Staging:
@@ -272,10 +274,12 @@ class Stager:
     ----------
     gpu_aware : bool
         Whether MPI takes device memory.
+    note : callable
+        Told of every tensor that is staged.
     """
 
-    def __init__(self, gpu_aware: bool) -> None:
-        self.gpu_aware = gpu_aware
+    def __init__(self, gpu_aware: bool, note: Callable[[Any], None] = lambda tensor: None) -> None:
+        self.gpu_aware, self._note = gpu_aware, note
         self.staging = Staging()
         self._staged: dict[int, Any] = {}
 
@@ -292,6 +296,7 @@ class Stager:
         synchronize(flat)
         if self.gpu_aware and not stage:
             return flat
+        self._note(tensor)
         nbytes = flat.numel() * flat.element_size()
         buffer = self.staging.take(nbytes)
         host = buffer[:nbytes].view(flat.dtype)

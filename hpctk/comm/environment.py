@@ -26,6 +26,10 @@ VARIABLES = {
         "the file `hpctk calibrate` writes, for schedule='auto'",
         Path, None, shown="~/.config/hpctk/calibration.json",
     ),
+    "HPCTK_AUTO": Setting(
+        "learn: schedule='auto' tries what could be chosen in the first calls of each size, and keeps what was fastest",
+        default="fixed", choices=("fixed", "learn"),
+    ),
     "HPCTK_STATS": Setting(
         "a folder: write statistics of every rank there", Path, None, shown="none; hpctk train --run has its own"
     ),
@@ -40,6 +44,10 @@ VARIABLES = {
     "HPCTK_ON_LOST_RANK": Setting(
         "what DistributedOptimizer does when a rank is gone: end the job, or go on without it",
         default="raise", choices=("raise", "shrink"),
+    ),
+    "HPCTK_BUDDY": Setting(
+        "steps after which each rank gives the next one a copy of its residuals, to be shared out when it is gone",
+        int, None, at_least=1, shown="never",
     ),
     "HPCTK_STRICT": Setting(
         "1: ranks compare the names of their collective calls, and say who is elsewhere",

@@ -32,6 +32,12 @@ def rank(environ: Mapping[str, str]) -> int:
     return 0
 
 
+def by_srun(environ: Mapping[str, str]) -> bool:
+    """Return whether srun started this process itself, not an mpirun in its allocation."""
+    by_mpirun = "OMPI_COMM_WORLD_SIZE" in environ or "HYDI_CONTROL_FD" in environ
+    return "SLURM_STEP_ID" in environ and not by_mpirun
+
+
 def slurm_complaint(environ: Mapping[str, str], size: int, vendor: str) -> str | None:
     """Return what is wrong if srun started more (or fewer) tasks than MPI sees ranks, else None.
 

@@ -14,6 +14,9 @@ class SharedWindow(Protocol):
     Attributes
     ----------
     rank, size : int
+        Among those that share it.
+    ranks : tuple of int
+        Their numbers in the World.
     slots : list of list of numpy.ndarray
         SLOTS of each rank, as bytes.
     slot_bytes : int
@@ -25,6 +28,7 @@ class SharedWindow(Protocol):
 
     rank: int
     size: int
+    ranks: tuple[int, ...]
     slots: list[list[Any]]
     slot_bytes: int
     started: int
@@ -34,7 +38,7 @@ class SharedWindow(Protocol):
         """Return whether every rank's counter is at `value` or above; what they wrote before may be read then."""
 
     def behind(self, which: int, value: int) -> list[int]:
-        """Return the ranks whose counters are below `value`."""
+        """Return the ranks, as the World counts them, whose counters are below `value`."""
 
     def advance(self, which: int, value: int) -> None:
         """Raise this rank's counter to `value`, after all that it has written."""

@@ -21,10 +21,13 @@ from hpctk.comm.gpu import GpuAware
 from hpctk.comm.shared_window import SharedWindow
 from hpctk.comm.transport import NativeAllreduce, Transport
 from hpctk.errors import PeerError, SettingError
+from hpctk.log import log
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
+
+    from hpctk.comm.torch.device_group import DeviceGroup
 
     #: What a group of ranks may be given as.
     Comm = MPI.Intracomm | ProcessGroup
@@ -67,6 +70,8 @@ class World(Agreement):
     one_thread: OneThread
     background: list[Callable[[], bool]]
     attached: dict[type, Any]
+    #: Whether something that lies on a device has travelled through host memory.
+    has_staged = False
     #: What a collective may raise where a rank is lost.
     losses: tuple[type[Exception], ...] = (PeerError,)
 
@@ -83,23 +88,43 @@ class World(Agreement):
     def transport(self) -> Transport:
         """Return what moves bytes between these ranks."""
 
+    def device_group(self, tensor: Any) -> DeviceGroup | None:
+        """Return collectives that take this tensor where it lies, on a device; None where it comes to the host."""
+        return None
+
+    def why_staged(self, device: str) -> str:
+        """Return why tensors of a type of device come to the host, and what to do, as a sentence."""
+        return f"{self.gpu.because}. If your MPI does take it, set HPCTK_GPU_AWARE=1"
+
+    def note_staging(self, tensor: Any) -> None:
+        """Say once, on rank 0, that what lies on a device travels through host memory. Local."""
+        if self.rank == 0 and self.size > 1 and not self.has_staged and not self.gpu.aware:
+            device = tensor.device.type if hasattr(tensor, "device") else "a device"
+            log.warning("tensors on %s travel through host memory: %s", device, self.why_staged(device))
+        self.has_staged = True
+
     @property
     def shares_memory(self) -> bool:
-        """Whether a `shared_window` is to be had: all ranks lie on one node, and MPI joins them."""
+        """Whether all ranks may share one `shared_window`: they lie on one node, and MPI joins them."""
+        return False
+
+    @property
+    def nodes_share_memory(self) -> bool:
+        """Whether there are several nodes, and the ranks of each may share a `shared_window`."""
         return False
 
     def shared_window(self) -> SharedWindow | None:
-        """Return the memory that these ranks share, made at the first call; None where it cannot be had.
+        """Return the memory that the ranks of this node share, made at the first call; None where it cannot be had.
 
-        Collective over the communicator at the first call.
+        Collective over the communicator at the first call; all ranks get one, or none does.
         """
         return None
 
     def cannot_shrink(self) -> str:
         """Return why these ranks cannot go on without one that is lost, as a sentence; "" where they can."""
         return (
-            "torch.distributed does not outlive a rank: its groups cannot be made anew by the survivors while calls "
-            "of the old one are under way. torchrun restarts all ranks instead (--max-restarts)."
+            "torch.distributed does not outlive a rank: nothing in it tells all that are left alike who is lost. "
+            "torchrun restarts all ranks instead (--max-restarts)."
         )
 
     def is_broken(self) -> bool:

@@ -79,8 +79,8 @@ class ChunkTopK(Compressor):
         except select.NotFinite as error:
             refuse(error.index, len(given), name)
             raise
-        data, sent = self._written(indices, torch.from_numpy(values), len(given))
-        select.add_and_clear(kept, given, indices, None if self.bits is None else values - sent.numpy())
+        data, left = self._written(indices, torch.from_numpy(values), len(given))
+        select.add_and_clear(kept, given, indices, left)
         return Packet(data, tuple(tensor.shape), tensor.dtype)
 
     def pairs(self, packet: Packet) -> tuple[Any, torch.Tensor]:
@@ -138,26 +138,31 @@ class ChunkTopK(Compressor):
             values = flat[torch.from_numpy(indices)]
         return self._written(indices, values, flat.numel())[0].to(flat.device)
 
-    def _written(self, indices: Any, values: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the data of a packet of n elements, and the values as they will be read."""
+    def _written(self, indices: Any, values: torch.Tensor, n: int) -> tuple[torch.Tensor, Any]:
+        """Return the data of a packet of n elements, and what it lacks of the values, None where that is nothing.
+
+        In numpy, not in torch: the threads of torch and those of the kernels would wait for each other.
+        """
         from hpctk.kernels import cells, packing
 
         head, middle, _ = self._sizes(n, values.element_size())
         data = np.empty(self.wire_bytes(n, values.element_size()), np.uint8)
-        sent = book = values
+        book, left = values, None
         if self.bits is not None:
-            codes, means = cells.cut(_wide(values), self.bits, self.codebook)
+            wide = _wide(values)
+            codes, means = cells.cut(wide, self.bits, self.codebook)
             book = torch.from_numpy(means).to(values.dtype)
-            sent = book[torch.from_numpy(codes).int()]
-            if not (values - sent).isfinite().all():
+            with np.errstate(over="ignore"):
+                left = wide - _wide(book).take(codes)
+            if len(left) and not max(left.max(), -left.min()) <= torch.finfo(values.dtype).max:
                 # What is left would overflow: all of it stays where it is.
-                book, sent = torch.zeros_like(book), torch.zeros_like(sent)
+                book, left = torch.zeros_like(book), wide
             data[head + middle :] = packing.pack(codes, self.bits)
         data[:head] = arrays.as_array(book).view(np.uint8)
         width, within = self._index_form(n)
         packed = packing.pack(indices % self.chunk, width) if within else packing.pack_indices(indices, n)
         data[head : head + middle] = packed
-        return torch.from_numpy(data), sent
+        return torch.from_numpy(data), left
 
     def _read_indices(self, data: Any, count: int, n: int) -> Any:
         from hpctk.kernels import packing

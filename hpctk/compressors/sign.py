@@ -22,6 +22,7 @@ from hpctk.compressors.core import arrays, finite
 from hpctk.compressors.core.compressor import Compressor, Shape, checked_pair, expect_length, is_plain
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError
+from hpctk.kernels.in_order import add_in_order
 from hpctk.settings import documented
 
 
@@ -79,7 +80,7 @@ def one_norm(flat: torch.Tensor) -> float:
 
         # Not by many small torch operations: on busy cores each would wait for all its threads.
         return sum_of_magnitudes(flat.numpy())
-    return sum(flat[lo:hi].abs().sum(dtype=torch.float64).item() for lo, hi in finite.blocks(flat))
+    return add_in_order(flat[lo:hi].abs().sum(dtype=torch.float64).item() for lo, hi in finite.blocks(flat))
 
 
 def mean_magnitude(flat: torch.Tensor) -> float:
@@ -91,7 +92,7 @@ def mean_magnitude(flat: torch.Tensor) -> float:
     if math.isfinite(norm):
         return norm / n
     # A mean is no larger than the largest: divide before summing.
-    mean = sum((flat[lo:hi].abs() / n).sum().item() for lo, hi in finite.blocks(flat))
+    mean = add_in_order((flat[lo:hi].abs() / n).sum().item() for lo, hi in finite.blocks(flat))
     return min(mean, torch.finfo(flat.dtype).max)
 
 

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpctk import optimizer, torch_private
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.tuning import auto
+from hpctk.comm import buffers
 from hpctk.comm.world import World, world
 from hpctk.ddp.driver import Driver
 from hpctk.ddp.dropped_step import DroppedStep
@@ -70,6 +71,7 @@ def attach(
     stats: StatsLike = None,
     on_bad_gradient: str = "raise",
     check_every: int = 100,
+    grad_scaler: torch.amp.GradScaler | None = None,
 ) -> Attached:
     """Let a gradient method exchange the gradients of a DistributedDataParallel model.
 
@@ -90,6 +92,9 @@ def attach(
         itself does, so that a GradScaler finds it everywhere; a step() on it changes nothing.
     check_every : int
         Steps between two looks whether the parameters have drifted apart; 0 for never.
+    grad_scaler : torch.amp.GradScaler, optional
+        The one that scales the loss: what travels, and what residuals hold, is then unscaled. Without it residuals
+        stay in the scale that they were made in.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise SettingError(
@@ -104,7 +109,7 @@ def attach(
         recorded = wanted(stats)
     attached = Attached(
         here, ddp_model.module, cast(GradientMethod, method), schedule, on_bad_gradient, recorded, check_every,
-        zeros_are_absent=ddp_model.find_unused_parameters or ddp_model.static_graph,
+        zeros_are_absent=ddp_model.find_unused_parameters or ddp_model.static_graph, grad_scaler=grad_scaler,
     )  # fmt: skip
     try:
         ddp_model.register_comm_hook(attached, lambda state, bucket: state.arrived(bucket))
@@ -134,7 +139,7 @@ class CommState:
         Whether DistributedDataParallel was asked to, or has a static graph: parameters that no rank has used then come
         as zeros.
     **settings
-        Those of `attach`: schedule, stats, on_bad_gradient, check_every.
+        Those of `attach`: schedule, stats, on_bad_gradient, check_every, grad_scaler.
     """
 
     def __init__(
@@ -148,8 +153,9 @@ class CommState:
         stats: StatsLike = None,
         on_bad_gradient: str = "raise",
         check_every: int = 100,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self._module = model
+        self._module, self._grad_scaler = model, grad_scaler
         self._zeros_are_absent = find_unused_parameters
         if isinstance(model, DistributedDataParallel):
             process_group = model.process_group if process_group is None else process_group
@@ -170,8 +176,9 @@ class CommState:
                 auto.check(here, "allreduce", schedule)
                 drift.check_every(check_every)
             self._attached = Attached(
-                here, self._module, self._method, *self._settings, zeros_are_absent=self._zeros_are_absent
-            )
+                here, self._module, self._method, *self._settings, zeros_are_absent=self._zeros_are_absent,
+                grad_scaler=self._grad_scaler,
+            )  # fmt: skip
         return self._attached
 
 
@@ -201,6 +208,7 @@ class Attached(Participant):
         check_every: int,
         *,
         zeros_are_absent: bool,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         shapes = [(name, f"{p.dtype} {tuple(p.shape)}") for name, p in named.items()]
@@ -229,6 +237,9 @@ class Attached(Participant):
         self._names = {id(parameter): name for name, parameter in named.items()}
         # A parameter that no rank has used comes as zeros; DDP then leaves its .grad alone.
         self._zeros_are_absent = zeros_are_absent
+        self._grad_scaler = grad_scaler
+        #: Of the loss of this backward.
+        self._scale = 1.0
         #: What DDP has handed over in this backward: its buffers, the futures of these, and the gradients by name.
         self._handed: list[tuple[torch.Tensor, Any]] = []
         self._gradients: dict[str, torch.Tensor] = {}
@@ -257,8 +268,10 @@ class Attached(Participant):
         if bucket.index() == 0:
             self._begin_backward()
         buffer = bucket.buffer()
-        future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        future: Any = torch.futures.Future(devices=[] if buffer.is_cpu else [buffer.device])
         self._handed.append((buffer, future))
+        if self._scale != 1:
+            buffer.div_(self._scale)
         gradients = {
             self._names[id(parameter)]: _laid_out_like(parameter, gradient)
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
@@ -281,6 +294,7 @@ class Attached(Participant):
     def _begin_backward(self) -> None:
         self._forget()
         self._dropped.over()
+        self._scale = 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
         if self._replica.world.attached[StatusExchange] > 1:
             # Another model's buckets may come on another rank: they would mix before anybody notices.
             self._replica.status.check_same_step()
@@ -303,8 +317,11 @@ class Attached(Participant):
         for name, gradient in made.items():
             gradients[name].copy_(gradient)
         for buffer, future in self._handed:
-            if buffer.is_cuda:
-                torch.cuda.current_stream(buffer.device).synchronize()
+            if self._scale != 1:
+                # The user's scaler takes them for scaled.
+                buffer.mul_(self._scale)
+            if not buffer.is_cpu:
+                buffers.synchronize(buffer)
             future.set_result(buffer)
         self._forget()
         if status.bad is not None:

@@ -160,6 +160,8 @@ class Compression(Participant, ReadyMade):
         here.agree("Compression.attach", handshake.digest(optimizer, self.method, names, names, {}))
         trained = {name: parameter for name, parameter in names.items() if parameter.requires_grad}
         replica.agreed_on(list(trained), list(trained.values()))
+        if isinstance(self.method, LocalStepMethod):
+            replica.hold_masters(optimizer)
         self._attachment = Attachment(optimizer, self._act, lambda: self._arrivals.count)
         self._residual_scale = ResidualScale(optimizer)
         step = optimizer.step
@@ -182,7 +184,7 @@ class Compression(Participant, ReadyMade):
             if not is_unscaled(scaler, optimizer):
                 optimizer.synchronize()
             synchronized = optimizer._synchronized
-            if not synchronized and any(p.grad is not None and p.grad.is_sparse for p in replica.parameters):
+            if not synchronized and any(p.grad is not None and p.grad.is_sparse for p in replica.own):
                 raise SettingError(
                     "scaler.unscale_(opt) before opt.synchronize(): Horovod has copied sparse gradients as they were. "
                     "Call opt.synchronize() first, and step inside opt.skip_synchronize()."
@@ -265,12 +267,15 @@ class Compression(Participant, ReadyMade):
                 run.rescale(scale)
         with self._counters.counting():
             status, made = exchange_gradients(summing or run, self._gradients, self._groups)
-            self._kept |= made
+            wide = {**self._kept, **made}
             if summing is not None:
                 run.counts.update(summing.counts)
             self._skipping = run.skip_or_raise(status)
         if factor > 1 and summing is None and not self._skipping:
-            torch_private.foreach_mul_(list(self._kept.values()), factor)
+            torch_private.foreach_mul_(list(wide.values()), factor)
+        # Horovod lets it be the gradient of its parameter, which may be in half precision.
+        own = self._replica.named(self._replica.own) if self._replica.has_half else wide
+        self._kept = {name: x.to(own[name].dtype) for name, x in wide.items()}
 
     def _gradients(self) -> list[torch.Tensor | None]:
         """Return what Horovod wanted compressed, one of each parameter."""
@@ -295,7 +300,7 @@ class Compression(Participant, ReadyMade):
                     self._skipped = self._skipping
                     return done
                 steps = cast(LocalStepRun, self._begun())
-                with self._counters.counting():
+                with self._counters.counting(), self._replica.float32():
                     steps.step(None, None)
                 self._skipped = steps.skipped
                 return True
@@ -307,7 +312,7 @@ class Compression(Participant, ReadyMade):
     def _act_on_gradients(self) -> bool:
         if self._hvd.size() == 1:
             # Horovod has compressed nothing.
-            named = zip(self._replica.names, self._replica.parameters, strict=True)
+            named = zip(self._replica.names, self._replica.own, strict=True)
             held = {name: p.grad for name, p in named if p.grad is not None and not p.grad.is_sparse}
             self._kept.update(held)
             self._exchange()
@@ -334,8 +339,9 @@ class Compression(Participant, ReadyMade):
         if self._begun_run is None:
             self._check_use()
             if fresh and self.method.kind != "gradient":
-                check_same_parameters(self._replica)
-            with self._counters.counting():
+                with self._replica.float32():
+                    check_same_parameters(self._replica)
+            with self._counters.counting(), self._replica.float32():
                 self._begun_run = self._begin()
         return self._begun_run
 
@@ -405,12 +411,17 @@ class Compression(Participant, ReadyMade):
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what this rank alone knows, such as residuals; not copies. Nothing before the first step."""
-        return {} if self._begun_run is None else self._begun_run.local_state()
+        if self._begun_run is None:
+            return {}
+        with self._replica.float32():
+            return self._begun_run.local_state()
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state_dict` returned on this rank, after `attach` where that is needed."""
         if state and self._member:
-            self._begun(fresh=False).load_local_state(state)
+            run = self._begun(fresh=False)
+            with self._replica.float32():
+                run.load_local_state(state)
 
     def resized_local_state_dict(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""

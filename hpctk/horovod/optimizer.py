@@ -27,9 +27,10 @@ class _StateMaker(hpctk.optimizer.DistributedOptimizer):
 
         The parameters are put back: weight decay moves them even then, and not on ranks that have state already.
         """
-        kept = self._replica.copies()
-        self._base.step()
-        self._replica.load(kept)
+        with self._replica.float32():
+            kept = self._replica.copies()
+            self._base.step()
+            self._replica.load(kept)
 
 
 class DistributedOptimizer(_StateMaker):

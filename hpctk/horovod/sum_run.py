@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hpctk.collectives.compressed_mean import dense_sum
+from hpctk.collectives.dense_mean import dense_sum
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.mean import Mean, MeanRun

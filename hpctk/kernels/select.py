@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctk.kernels import magnitude
+from hpctk.kernels import chunks, magnitude
 from hpctk.kernels.magnitude import INF_BITS
 from hpctk.kernels.packing import index_dtype
 from hpctk.kernels.threads import share, spans
@@ -99,9 +99,9 @@ def pick_chunks(
     calls = []
     for a, b in spans(n, threads, align=chunk):
         lo, hi = kept_of_chunks(a, k, chunk), kept_of_chunks(b, k, chunk)
-        room = np.empty((2, min(chunk, n)), _unsigned(source))
+        room = np.empty(chunks.room_for(min(chunk, n)), _unsigned(source))
         calls.append((*summed.part(a, b), infinity, (k, chunk), a, room, indices[lo:hi], values[lo:hi]))
-    for call, bad in zip(calls, share(magnitude.pick_chunks, calls), strict=True):
+    for call, bad in zip(calls, share(chunks.pick, calls), strict=True):
         if bad >= 0:
             raise NotFinite(call[5] + bad)
     return indices, values

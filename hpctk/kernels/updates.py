@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpctk.kernels.compiled import compiled
+from hpctk.kernels.in_order import add_in_order
 from hpctk.kernels.threads import share, spans
 
 Array = NDArray[Any]
@@ -49,7 +50,7 @@ def squared_distance(a: Array, b: Array | None, *, threads: int | None = None) -
     if b is not None and len(a) != len(b):
         raise ValueError(f"arrays of {len(a)} and {len(b)} elements")
     parts = spans(len(a), threads)
-    return sum(share(_squared_distance, [(a[lo:hi], None if b is None else b[lo:hi]) for lo, hi in parts]))
+    return add_in_order(share(_squared_distance, [(a[lo:hi], None if b is None else b[lo:hi]) for lo, hi in parts]))
 
 
 def sum_of_magnitudes(a: Array, *, threads: int | None = None) -> float:

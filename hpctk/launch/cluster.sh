@@ -23,8 +23,8 @@ usage: hpctk cluster COMMAND ...
 An emulated cluster on this machine (root and iproute2 needed).
 
   up N [--rate RATE] [--name NAME]      start N hosts (1 to 64)
-  run [--name NAME] [-n RANKS] [--mpirun-args "..."] -- COMMAND...
-                                        run an MPI job, by default one rank per host
+  run [--name NAME] [-n RANKS] [--with-ft] [--mpirun-args "..."] -- COMMAND...
+                                        run an MPI job, by default one rank per host; --with-ft: it outlives ranks
   run [--name NAME] --host I -- COMMAND...
                                         run a command on host I, without MPI
   status [--name NAME]                  hosts, addresses, rate, processes (1 if none is up)
@@ -79,6 +79,7 @@ n_hosts=
 n_ranks=
 host=
 mpirun_args=
+with_ft=
 all=
 command=()
 
@@ -99,6 +100,9 @@ read_settings() { # read_settings ALLOWED ARGUMENT...: set the variables above
             break
         elif [[ $1 == --all ]]; then
             all=yes
+            shift
+        elif [[ $1 == --with-ft ]]; then
+            with_ft=yes
             shift
         elif [[ $1 == -* ]]; then
             (($# > 1)) && [[ $2 != -- ]] || bad_argument "$1 needs a value"
@@ -132,7 +136,8 @@ read_settings() { # read_settings ALLOWED ARGUMENT...: set the variables above
     fi
     if [[ -n $host ]]; then
         in_range "$host" 0 63 || bad_argument "--host '$host': the number of a host, from 0"
-        [[ -z $n_ranks$mpirun_args ]] || bad_argument "--host runs without MPI: it excludes -n and --mpirun-args"
+        [[ -z $n_ranks$mpirun_args$with_ft ]] ||
+            bad_argument "--host runs without MPI: it excludes -n, --with-ft and --mpirun-args"
     fi
     use_name "$name"
 }
@@ -308,6 +313,7 @@ run() { # replaces this process
     # shellcheck disable=SC2016  # expanded on the host
     local extra linger='sleep 0.2; exec "$@"'
     read -r -a extra <<<"$mpirun_args"
+    [[ -z $with_ft ]] || extra=(--with-ft ulfm "${extra[@]}")
     local line=(
         "$venv/bin/mpirun" --allow-run-as-root
         --hostfile "$state/hostfile" -n "$n_ranks" --map-by node:OVERSUBSCRIBE --bind-to none
@@ -329,14 +335,14 @@ command_up() {
 }
 
 command_run() {
-    read_settings "--name -n --host --mpirun-args --" "$@"
+    read_settings "--name -n --host --with-ft --mpirun-args --" "$@"
     check_machine
     run
 }
 
 command_with() {
     name=$(od -An -N6 -tx1 /dev/urandom | tr -d ' \n')
-    read_settings "N --rate -n --host --mpirun-args --" "$@"
+    read_settings "N --rate -n --host --with-ft --mpirun-args --" "$@"
     check_machine
     [[ -z $host ]] || ((host < n_hosts)) || bad_argument "--host '$host': there are hosts 0 to $((n_hosts - 1))"
     up

@@ -30,8 +30,9 @@ from hpctk.metrics import OnStep
 class Strategy(DDPStrategy):  # type: ignore[misc]
     """Train by a method, one process per device.
 
-    Gradients are clipped by the method where it can (Mean(clip=...), CELGC): `gradient_clip_val` of the Trainer would
-    clip what each rank has before it is exchanged, and is refused. One optimizer, automatic optimization.
+    With `gradient_clip_val` of the Trainer a gradient method exchanges first, and what comes of it is clipped, the same
+    on all ranks. Other methods exchange what local steps have changed: there it is refused, CELGC and EPISODE clip by
+    themselves. One optimizer, automatic optimization.
 
     Parameters
     ----------
@@ -71,6 +72,8 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
         for on_step in self._metrics:
             self.distributed.add_metrics(on_step)
         self.optimizers = [self.distributed]
+        if trainer.gradient_clip_val:
+            trainer.callbacks.append(ExchangeBeforeClipping())
 
     def _check(self, trainer: Any, module: Any) -> None:
         if len(self.optimizers) != 1:
@@ -83,11 +86,11 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
                 "automatic_optimization=False: hpctk.lightning.Strategy steps once for each batch, or for as many as "
                 "accumulate_grad_batches says"
             )
-        if trainer.gradient_clip_val:
+        if trainer.gradient_clip_val and self.method.kind != "gradient":
             raise SettingError(
-                f"gradient_clip_val={trainer.gradient_clip_val}: Lightning would clip each rank's gradient before it "
-                "is exchanged, not what comes of it. Use a method that clips: hpctk.Mean(clip=...), hpctk.CELGC, "
-                "hpctk.EPISODE"
+                f"gradient_clip_val={trainer.gradient_clip_val}: {type(self.method).__name__} exchanges no gradients, "
+                "Lightning would clip each rank's own. Use a method that clips, hpctk.CELGC or hpctk.EPISODE, or a "
+                "gradient method, such as hpctk.Mean with a compressor"
             )
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -126,6 +129,15 @@ class Strategy(DDPStrategy):  # type: ignore[misc]
         super().remove_checkpoint(filepath)
         if self.is_global_zero:
             _remove(_beside(filepath))
+
+
+# As above.
+class ExchangeBeforeClipping(Callback):  # type: ignore[misc]
+    """Exchanges gradients right before Lightning clips them. Added by the strategy where they are to be clipped."""
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Exchange the gradients. Collective over the ranks."""
+        trainer.strategy.distributed.synchronize()
 
 
 # As above.

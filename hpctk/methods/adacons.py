@@ -63,8 +63,14 @@ class AdaConsRun(BucketRun):
 
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their weighted sum. Collective over the communicator. In place."""
+        self.exchange_into(gradients, gradients)
+
+    def exchange_into(self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+        """Write their weighted sum into tensors like the gradients. Collective over the communicator."""
         tensors = list(gradients.values())
         edges = [0, *accumulate(tensor.numel() for tensor in tensors)]
+        if not tensors[0].is_cpu:
+            self.replica.world.note_staging(tensors[0])
         flat = self._room(tensors[0], edges[-1])
         parts = [flat[lo:hi].view(tensor.shape) for (lo, hi), tensor in zip(pairwise(edges), tensors, strict=True)]
         torch_private.foreach_copy_(parts, tensors)
@@ -76,7 +82,7 @@ class AdaConsRun(BucketRun):
             self.replica.world, flat.numpy(), groups, state, self._settings.momentum, self._settings.scale
         )
         self._remember(names, state)
-        torch_private.foreach_copy_(tensors, parts)
+        torch_private.foreach_copy_(list(into.values()), parts)
 
     @property
     def by_buckets(self) -> bool:
@@ -86,7 +92,10 @@ class AdaConsRun(BucketRun):
     def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Part:
         """Start exchanging the parts of some gradients. Collective over the communicator. Not in place."""
         here = self.replica.world
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()]).cpu().numpy()
+        whole = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
+        if not whole.is_cpu:
+            here.note_staging(whole)
+        flat = whole.cpu().numpy()
         edges, members = [0, len(flat)], [0]
         if self._settings.layerwise:
             edges = [0, *accumulate(gradient.numel() for gradient in gradients.values())]
@@ -128,6 +137,10 @@ class AdaConsRun(BucketRun):
     def undo(self) -> Undo:
         """Return what does nothing: an exchange changes nothing that lasts before it is committed."""
         return lambda: None
+
+    def forget(self, kept: list[int]) -> None:
+        """Leave the memory of buckets to messages that may still be on their way. Local."""
+        self._rooms = {}
 
     def local_state(self) -> dict[str, Any]:
         """Return the momentum of the sorted agreements."""

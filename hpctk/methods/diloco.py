@@ -12,7 +12,8 @@ rate: Gu et al., arXiv 2310.14423 (methods/core/period_rule.py). x is the same o
                               x_i <- (1 - mixing)*x + mixing*x_i
 
 `fragments` cut the list of tensors into runs, which take turns: a slot is period/fragments steps long, and its fragment
-leaves `delay` steps before its end. Local steps go on meanwhile; what they do to it is lost, but for `mixing`.
+leaves `delay` steps before its end. Local steps go on meanwhile; what they do to it is lost, but for `mixing`. Where a
+rank is lost meanwhile, those that are left send once more what they had sent.
 
 What travels: the model, or packets of it, once in `period` steps; with fragments in as many parts, one at a time. The
 base optimizer's state and the buffers stay where they are. The model to evaluate is x. Steps after the last round are
@@ -21,6 +22,7 @@ not in it: let `period` divide their number, or use QSR(steps=...). One rank alo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -33,11 +35,12 @@ from hpctk import torch_private
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.compressors import Compressor
 from hpctk.errors import SettingError
-from hpctk.methods.core.common_model import CommonModel, Fragment
+from hpctk.methods.core.common_model import CommonModel, Fragment, FragmentState
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.model_step import DIFFERENCES, ModelRun
 from hpctk.methods.core.period_rule import A_RULE, QSR, rule_by_name
 from hpctk.methods.core.replica import Replica, restore
+from hpctk.methods.core.survival import Undo
 from hpctk.settings import documented, setting
 
 #: The setting that says how what the ranks have sent is put together.
@@ -82,11 +85,6 @@ class DiLoCo(LocalStepMethod):
         if self.delay and self.reduce != "mean":
             raise SettingError(f"reduce={self.reduce!r}: cannot be found out while local steps go on; leave out delay")
 
-    @property
-    def sends_between_steps(self) -> bool:
-        """Whether messages are under way while ranks do local steps."""
-        return self.delay > 0
-
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> DilocoRun:
         """Return DiLoCo at work on a replica. Collective over the communicator."""
         return DilocoRun(self, replica, base)
@@ -120,13 +118,25 @@ class DilocoRun(ModelRun):
         #: Whether this slot's fragment has left, and what has come of it where somebody has waited already.
         self._left = False
         self._combined: torch.Tensor | None = None
+        #: What the fragment was when it left, where ranks may be lost; and why it could not go on.
+        self._sent: FragmentState | None = None
+        self._failed: Exception | None = None
+        self._lanes: range | None = None
+        #: Seconds of local steps that were spent on what is under way, and are not told yet.
+        self._progress_s = 0.0
         if settings.delay:
-            engine = engine_of(replica.world)
+            self._reserve()
+            hook = partial(_progress, ref(self))
+            hooks = [parameter.register_post_accumulate_grad_hook(hook) for parameter in replica.own]
+            finalize(self, lambda: [one.remove() for one in hooks])
+
+    def _reserve(self) -> range:
+        """Return two lanes of the engine's; on all ranks in the same order with other collectives."""
+        if self._lanes is None:
+            engine = engine_of(self.replica.world)
             engine.overlaps = True
             self._lanes = engine.reserve(2)
-            hook = partial(_progress, ref(self))
-            hooks = [parameter.register_post_accumulate_grad_hook(hook) for parameter in replica.parameters]
-            finalize(self, lambda: [one.remove() for one in hooks])
+        return self._lanes
 
     @property
     def fragment(self) -> Fragment:
@@ -142,16 +152,27 @@ class DilocoRun(ModelRun):
     def count_step(self) -> None:
         """Count a local step; let the fragment leave, or do the round, where that is due."""
         self.progress()
+        # Told here, and not in backward, where nobody listens.
+        engine_of(self.replica.world).recorders.exposed_s += self._progress_s
+        self._progress_s = 0.0
         super().count_step()
         # The last round of a run may be shorter than the delay.
         delay = min(self._settings.delay, self.period - 1)
         if delay and self.since_round == self.period - delay and self.fragment.n:
-            self._leave(active=True)
+            self.replica.together(lambda: self._leave(active=True), self.undo)
 
     def progress(self) -> None:
         """Let a fragment that is under way make progress. Local."""
-        if self._left and self._combined is None and self._settings.delay:
-            self.fragment.progress()
+        if self._left and self._combined is None and self._settings.delay and self._failed is None:
+            began = time.perf_counter()
+            try:
+                self.fragment.progress()
+            except self.replica.world.losses as error:
+                if self.replica.survival is None or not self.replica.world.is_broken():
+                    raise
+                # Not during a local step: the round finds it out with all ranks.
+                self._failed = error
+            self._progress_s += time.perf_counter() - began
 
     def prepare_round(self) -> None:
         """Take note of how far this rank's fragment is from x; raise TensorError where that cannot be sent."""
@@ -164,7 +185,9 @@ class DilocoRun(ModelRun):
         status = self.open_round(active=active)
         self.skip_or_raise(status)
         if self._settings.delay:
-            self.fragment.start(self._lanes)
+            lanes = self._reserve()
+            self._sent = None if self.replica.survival is None else self.fragment.kept()
+            self.fragment.start(lanes)
         self._left = True
         return status.active
 
@@ -189,7 +212,38 @@ class DilocoRun(ModelRun):
         """Return the combined delta. Collective over the communicator."""
         if self._combined is not None:
             return self._combined
-        return self.fragment.finish() if self._settings.delay else self.fragment.combine()
+        if self._failed is not None:
+            raise self._failed
+        return self.fragment.finish() if self.fragment.is_under_way else self.fragment.combine()
+
+    def round(self, *, active: bool = True) -> bool:
+        """End the slot. Collective over the communicator."""
+        going = super().round(active=active)
+        self._sent = None
+        return going
+
+    def kept_state(self) -> dict[str, Any]:
+        """Return the local state; does not wait for what is under way."""
+        return self._state(None if self._sent is not None else self._combined)
+
+    def undo(self) -> Undo:
+        """Return what puts back model, method, and whether the fragment had left. Local."""
+        undo_round, left, sent = super().undo(), self._left, self._sent
+
+        def undo() -> None:
+            undo_round()
+            self._left, self._sent = left, sent
+
+        return undo
+
+    def forget(self, kept: list[int]) -> None:
+        """Give up what is under way: the ranks that are left combine what they had sent. Local."""
+        self._lanes = self._failed = None
+        if self._left and self._sent is not None:
+            self._combined = None
+            self.fragment.give_up(self._sent)
+        for fragment in self.common.fragments:
+            fragment.forget()
 
     def _step_outside(self, delta: torch.Tensor) -> None:
         """Do the outer step on the fragment, and write it into the parameters. In place."""
@@ -204,6 +258,14 @@ class DilocoRun(ModelRun):
         else:
             torch_private.foreach_copy_(fragment.values, fragment.x.parts)
         self.counts["rounds"] += 1
+
+    def load_recovered(self, state: dict[str, Any]) -> None:
+        """Go on from a state with shares of what lost ranks had; a fragment that had left is combined anew. Local."""
+        left, sent = self._left, self._sent
+        self.load_local_state(state)
+        self._left = left
+        if left and sent is not None:
+            self._sent = self.fragment.kept()
 
     def evaluated_parameters(self) -> list[torch.Tensor]:
         """Return x; not a copy."""
@@ -225,13 +287,16 @@ class DilocoRun(ModelRun):
         """
         if self._left and self._combined is None:
             self._combined = self._arrived()
+        return self._state(self._combined)
+
+    def _state(self, combined: torch.Tensor | None) -> dict[str, Any]:
         return {
             **super().local_state(),
             "momentum": self._named_momentum(),
             "slot": self.slot,
             "period": self.period,
             "t": self.t,
-            "combined": {} if self._combined is None else self.fragment.by_name(self._combined),
+            "combined": {} if combined is None else self.fragment.by_name(combined),
         }
 
     def load_local_state(self, state: dict[str, Any]) -> None:
@@ -239,7 +304,7 @@ class DilocoRun(ModelRun):
         super().load_local_state(state)
         restore(self._named_momentum(), state["momentum"], "the outer momentum")
         self.slot, self.period, self.t = int(state["slot"]), int(state["period"]), int(state["t"])
-        self._left, self._combined = bool(state["combined"]), None
+        self._left, self._combined, self._sent = bool(state["combined"]), None, None
         if self._left:
             self._combined = torch.empty_like(self.fragment.x.flat)
             restore(self.fragment.by_name(self._combined), state["combined"], "what was under way")

@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refuse_bad_sums
+from hpctk.collectives.compressed_mean import compressed_mean, refuse_bad_sums
+from hpctk.collectives.dense_mean import dense_mean
 from hpctk.compressors import A_COMPRESSOR, Compressor, Residuals, by_name
 from hpctk.errors import SettingError
 from hpctk.log import log
@@ -32,6 +33,7 @@ from hpctk.methods.core.method import GradientMethod
 from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
 from hpctk.methods.core.run import GradientRun
+from hpctk.methods.core.survival import Undo, copied
 from hpctk.settings import documented, required, setting
 
 Tensors = dict[str, torch.Tensor]
@@ -110,6 +112,10 @@ class Ef21Run(GradientRun):
 
     def exchange(self, gradients: Tensors) -> None:
         """Replace gradients by h. Collective over the communicator. In place."""
+        self.exchange_into(gradients, gradients)
+
+    def exchange_into(self, gradients: Tensors, into: Tensors) -> None:
+        """Write h into tensors like the gradients. Collective over the communicator."""
         momentum, _, mean = self._next
         if self._stale:
             fresh = {name: estimate.clone() for name, estimate in self.estimate.items()}
@@ -125,8 +131,8 @@ class Ef21Run(GradientRun):
         rest = [name for name in gradients if name not in mean]
         if rest:
             self._exchange_compressed(rest)
-        for name, gradient in gradients.items():
-            gradient.copy_(mean[name])
+        for name, target in into.items():
+            target.copy_(mean[name])
 
     def _exchange_dense(self, names: list[str]) -> None:
         momentum, estimate, mean = self._next
@@ -154,6 +160,11 @@ class Ef21Run(GradientRun):
         for kept, new in zip((self.momentum, self.estimate, self.mean), self._next, strict=True):
             kept.update(new)
         self._next, self._differences = ({}, {}, {}), {}
+
+    def undo(self) -> Undo:
+        """Return what puts the compressor back: all else is only changed by `commit`. Local."""
+        state = copied(self._compressor.state_dict())
+        return lambda: self._compressor.load_state_dict(state)
 
     def forget(self, kept: list[int]) -> None:
         """Let h be the mean of the estimates of those that are left, from the next exchange on. Local."""

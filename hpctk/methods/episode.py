@@ -26,8 +26,9 @@ import numpy as np
 import torch
 
 from hpctk import torch_private
-from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.collectives.dense_mean import dense_mean
 from hpctk.errors import SettingError
+from hpctk.kernels.in_order import add_in_order
 from hpctk.methods.core.clipping import CLIP, SMALL, Clipping, global_norm
 from hpctk.methods.core.method import LocalStepMethod, scaled_rates
 from hpctk.methods.core.model_step import ModelRun
@@ -130,7 +131,7 @@ class EpisodeRun(ModelRun):
                 self.own[name] = like.clone(memory_format=torch.contiguous_format)
                 self.mean[name] = self.own[name].clone()
         dense_mean(self.replica.world, self.mean, self.replica.schedule, "gradients")
-        norm = math.sqrt(sum(_sum_of_squares(tensor) for tensor in self.mean.values()))
+        norm = math.sqrt(add_in_order(_sum_of_squares(tensor) for tensor in self.mean.values()))
         self.clips = norm > self._clipping.bound
         self.counts["clipped_rounds"] += self.clips
         return True
@@ -143,7 +144,8 @@ class EpisodeRun(ModelRun):
         if first_bad(own) is not None:
             return own
         with undisturbed(self.replica, self._probes):
-            self._settings.probe()
+            with self.replica.forward_and_backward():
+                self._settings.probe()
             probed = self.replica.gradients()
         if all(gradient is None for gradient in probed):
             raise SettingError("probe: left no gradients; it has to run forward and backward")
@@ -176,7 +178,7 @@ class EpisodeRun(ModelRun):
             return self.round(active=False)
         for parameter in self.replica.parameters:
             parameter.grad = None
-        active = self._open(active=False)
+        active = self.replica.together(lambda: self._open(active=False), self.undo)
         if active and self.clips is None:
             # The others count a step that all have skipped, and may come to the end of the round by it.
             self.since_round += 1

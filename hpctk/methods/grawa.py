@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from hpctk import torch_private
-from hpctk.collectives.compressed_mean import dense_sum
+from hpctk.collectives.dense_mean import dense_sum
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.compressors import Compressor
 from hpctk.errors import HpctkError, SettingError
@@ -136,6 +136,8 @@ class GrawaRun(ModelRun):
         self._settings = settings
         self.lockstep = settings.lockstep
         self.tickets = Tickets(replica.world, settings.period) if settings.asynchronous else None
+        #: Whether ranks were lost since the tickets were made.
+        self._lost_tickets = False
         if self.common is None:
             self.centre = replica.copies()
         else:
@@ -154,7 +156,8 @@ class GrawaRun(ModelRun):
         value = super().step(closure, loss)
         if self.tickets is not None:
             self.counts["tickets"] += 1
-            if self.tickets.take() == "round":
+            take = self.tickets.take if self.replica.survival is None else self.tickets.take_or_meet
+            if self._lost_tickets or take() == "round":
                 self.round()
         return value
 
@@ -197,9 +200,11 @@ class GrawaRun(ModelRun):
 
     def average(self) -> None:
         """Weigh the workers, form the centre, pull. Collective over the communicator. In place."""
-        if self.tickets is not None:
-            self.tickets.new_cycle()
         here = self.replica.world
+        if self._lost_tickets:
+            self.tickets = Tickets(here, self._settings.period)
+        elif self.tickets is not None:
+            self.tickets.new_cycle()
         mine = self._smoothed(self._norms if self._settings.probe is None else self._probed())
         rows = gather_rows(here, np.array([float(self._time_is_up()), *mine]))
         self.weights = weights(rows[:, 1:])
@@ -207,6 +212,20 @@ class GrawaRun(ModelRun):
         self._move(self._settings.pull)
         # Rank 0's clock decides for all.
         self.finished |= bool(rows[0, 0])
+
+    def round(self, *, active: bool = True) -> bool:
+        """Do a round; return whether any rank has data left. Collective over the communicator."""
+        going = super().round(active=active)
+        self._lost_tickets = False
+        return going
+
+    def forget(self, kept: list[int]) -> None:
+        """Give up the tickets: those that are left make new ones in the round that comes. Local."""
+        self._lost_tickets = self.tickets is not None
+
+    def common_steps(self, own: int) -> int:
+        """Return the steps of all rounds in the asynchronous mode: between two of them nobody is in step. Local."""
+        return own if self.tickets is None else self.counts["rounds"] * self._settings.period
 
     def _time_is_up(self) -> bool:
         budget = self._settings.time_budget_s

@@ -29,7 +29,8 @@ import torch
 from hpctk import torch_private
 from hpctk.collectives.allreduce import start_in_place
 from hpctk.collectives.bucketed_mean import Bucket, BucketedMean
-from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refuse_bad_sums
+from hpctk.collectives.compressed_mean import compressed_mean, put_back, refuse_bad_sums
+from hpctk.collectives.dense_mean import dense_mean
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.engine.handle import Handle
 from hpctk.comm import buffers
@@ -40,7 +41,7 @@ from hpctk.methods.core.replica import Gradients, Replica
 from hpctk.methods.core.resharding import SavedRanks, reshard
 from hpctk.methods.core.residual_bound import ResidualBound
 from hpctk.methods.core.run import BucketRun
-from hpctk.methods.core.survival import Undo
+from hpctk.methods.core.survival import Undo, copied
 from hpctk.settings import documented, setting
 
 
@@ -114,26 +115,42 @@ class MeanRun(BucketRun):
 
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their mean. Collective over the communicator. In place."""
-        here, compressor = self.replica.world, self._compressor
         norms = self._normalize(list(gradients.values())) if self._settings.unit_norm else None
-        if compressor is None:
-            dense_mean(here, gradients, self.replica.schedule, "gradients")
-        else:
-            checked = not self._settings.unit_norm
-            compressed_mean(here, gradients, compressor, self._kept, self.replica.schedule, checked=checked)
+        self._average(gradients, gradients)
         if norms is not None:
             torch_private.foreach_mul_(list(gradients.values()), float(norms.mean()))
 
+    def exchange_into(self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+        """Write their mean into tensors like the gradients. Collective over the communicator."""
+        if self._settings.unit_norm:
+            super().exchange_into(gradients, into)
+        else:
+            self._average(gradients, into)
+
+    def _average(self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+        here, compressor, schedule = self.replica.world, self._compressor, self.replica.schedule
+        if compressor is None:
+            dense_mean(here, gradients, schedule, "gradients", into)
+        else:
+            checked = not self._settings.unit_norm
+            compressed_mean(here, gradients, compressor, self._kept, schedule, checked=checked, into=into)
+
     @property
     def by_buckets(self) -> bool:
-        """Whether a part can go alone: a norm needs all gradients, and so do compressors that aggregate themselves."""
-        own = self._compressor is not None and self._compressor.combines == "own"
-        return not own and not self._settings.unit_norm
+        """Whether a part can go alone: a norm needs all gradients, and so do compressors that aggregate themselves.
+
+        Nor do lists that a device's own group gathers as one.
+        """
+        if self._settings.unit_norm or self._compressor is None:
+            return not self._settings.unit_norm
+        here, first = self.replica.world, self.replica.parameters[0]
+        gathers = self._compressor.combines == "pairs" and not first.is_cpu and here.device_group(first) is not None
+        return self._compressor.combines != "own" and not gathers
 
     @cached_property
     def _bucketed(self) -> BucketedMean:
         assert self._compressor is not None
-        like = self.replica.named(self.replica.values)
+        like = {name: x.to(self.replica.dtype) for name, x in self.replica.named(self.replica.values).items()}
         return BucketedMean(self.replica.world, self._compressor, self._kept, self.replica.schedule, like)
 
     def meet_buckets(self) -> None:
@@ -189,7 +206,28 @@ class MeanRun(BucketRun):
 
     def undo(self) -> Undo:
         """Return what puts the residuals back, and the compressor; nothing where gradients travel as they are."""
-        return (lambda: None) if self._compressor is None else super().undo()
+        compressor = self._compressor
+        if compressor is None:
+            return lambda: None
+        by_copy = self._kept is None or self._settings.unit_norm or self.replica.buddies
+        if compressor.combines != "pairs" or by_copy:
+            return super().undo()
+        # Without a copy: a residual to which the gradient was added, and what was taken out, is all there is to send.
+        self.residuals.keeps_taken, self.residuals.taken = True, None
+        state = copied(compressor.state_dict())
+
+        def undo() -> None:
+            compressor.load_state_dict(state)
+            self._bound.reset()
+            for name in put_back(self.residuals):
+                parameter = self.replica.parameters[self.replica.places[name]]
+                parameter.grad = torch.zeros_like(parameter)
+
+        return undo
+
+    def forget(self, kept: list[int]) -> None:
+        """Give up what buckets have left of the residuals: they do not count. Local."""
+        vars(self).pop("_bucketed", None)
 
     def local_state(self) -> dict[str, Any]:
         """Return the residuals, what the compressor remembers, and the rate at the start."""

@@ -46,9 +46,10 @@ from hpctk.methods.core.flat_buffer import FlatBuffer
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.replica import Replica, first_bad, restore
 from hpctk.methods.core.resharding import SavedRanks, reshard
-from hpctk.methods.core.run import Closure, UpdateRun, evaluate
+from hpctk.methods.core.run import Closure, Commit, UpdateRun, evaluate, nothing
 from hpctk.methods.core.step_ahead import StepAhead
 from hpctk.methods.core.step_status import LocalStatus, prepared
+from hpctk.methods.core.survival import Undo
 from hpctk.methods.core.update_exchange import UpdateExchange
 from hpctk.settings import documented, required, setting
 
@@ -117,9 +118,12 @@ class SaefRun(UpdateRun):
         self.bad: int | None = None
         #: Whether x is known although nothing was exchanged yet.
         self._began = False
+        #: Whether the residuals are to be averaged, now that an exchange has been applied.
+        self._averages = False
 
     @property
     def _fresh(self) -> bool:
+        """Whether x is not known yet."""
         return self.t == 0 and not self._began
 
     def step(self, closure: Closure | None, loss: float | None) -> Any:
@@ -137,8 +141,7 @@ class SaefRun(UpdateRun):
         self.skipped = bad is not None
         self.since_exchange += 1
         if self.since_exchange >= period:
-            self.replica.together(lambda: self._round(active=True), self.undo)
-            self.commit()
+            self._together(lambda: self._round(active=True))
         return value
 
     def idle(self) -> bool:
@@ -146,15 +149,15 @@ class SaefRun(UpdateRun):
         if self._settings.period == 1:
             return super().idle()
         self._begin()
-        return self._round(active=False)
+        return self._together(lambda: self._round(active=False))
 
     def _begin(self) -> None:
         if self._fresh:
             self._start()
             self._began = True
 
-    def _round(self, *, active: bool) -> bool:
-        """Exchange what the local steps came to; return whether any rank has data. Collective."""
+    def _round(self, *, active: bool) -> tuple[bool, Commit]:
+        """Exchange what the local steps came to; return whether any rank has data, and what applies it. Collective."""
 
         def find() -> LocalStatus:
             self.prepare(())
@@ -166,39 +169,90 @@ class SaefRun(UpdateRun):
         )
         self.bad, self.since_exchange = None, 0
         self.skip_or_raise(status)
-        if status.active:
-            self.exchange(active=False)
-            self.t += 1
-        return status.active
+        apply = self.exchange(active=False) if status.active else nothing
 
-    def exchange(self, *, active: bool) -> None:
-        """Send the update, move x, and step ahead of it. Collective over the communicator. In place."""
+        def commit() -> None:
+            apply()
+            self.t += status.active
+
+        return status.active, commit
+
+    def exchange(self, *, active: bool) -> Commit:
+        """Send the update, to move x and step ahead of it. Collective over the communicator. In place."""
         self.feedback.cut_anew()
-        if self._fresh:
-            self._start()
-        if active:
-            self.base.step()
-        error = self.feedback.exchange(self.x)
+        if not self.stepped:
+            if self._fresh:
+                self._start()
+            if active:
+                self.base.step()
+            self.stepped = True
+        error, move = self.feedback.exchange(self.x)
         if error is not None:
             self.keep_unsent(error, self.feedback.unsent)
-        self.counts["rounds"] += 1
-        every = self._settings.average_every
-        # Iteration t + 1 would begin with it, but its forward needs the parameters before.
-        if every and (self.t + 2) % every == 0:
-            self.feedback.average(self.x)
+
+        def commit() -> None:
+            if move is not None:
+                move()
+            self.feedback.commit()
+            self.counts["rounds"] += 1
+            every = self._settings.average_every
+            # Iteration t + 1 would begin with it, but its forward needs the parameters before.
+            self._averages = every > 0 and (self.t + 2) % every == 0
+
+        return commit
+
+    def concluded(self) -> None:
+        """Average the residuals where it is time to. Collective over the communicator."""
+        if self._averages:
+            self._averages = False
+            self.replica.together(lambda: self.feedback.average(self.x), super().undo)
             self.counts["averages"] += 1
+
+    def undo(self) -> Undo:
+        """Return what puts back all that an exchange changes: nothing where x and the parameters move afterwards.
+
+        The base optimizer's own step stays, then: what it did is how far the parameters are from x. Local.
+        """
+        if not self.feedback.defers or self.replica.buddies:
+            return super().undo()
+        undo_feedback, since, bad = self.feedback.undo(), self.since_exchange, self.bad
+
+        def undo() -> None:
+            undo_feedback()
+            self.since_exchange, self.bad = since, bad
+
+        return undo
 
     def _start(self) -> None:
         """Let x be what the model holds."""
         torch_private.foreach_copy_(self.x.parts, self.feedback.values)
 
-    def commit(self) -> None:
-        """Take what was done for done."""
-        self.feedback.commit()
-
     def forget(self, kept: list[int]) -> None:
         """Forget lost ranks: what they had not sent is lost with them. Local."""
         self.feedback.forget()
+
+    def lasting(self, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return how far parameters are from x, which moves on. Local."""
+        return self._from_x(tensors) if path == ("parameters",) else tensors
+
+    def of_now(self, path: tuple[str, ...], held: Mapping[tuple[str, ...], Any]) -> dict[str, torch.Tensor]:
+        """Return parameters that are as far from x as they were. Local."""
+        tensors = super().of_now(path, held)
+        if path != ("parameters",):
+            return tensors
+        if not tensors:
+            # No local step had been made since an exchange.
+            ahead = self._settings.step_ahead
+            tensors = {name: ahead * error for name, error in held.get(("residuals",), {}).items()}
+        return self._from_x(tensors)
+
+    def _from_x(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        x = self._named_x()
+        return {name: x[name] - tensor for name, tensor in tensors.items()}
+
+    def load_recovered(self, state: dict[str, Any]) -> None:
+        """Go on from a state with shares of what lost ranks had; the server's residual is cut at the next exchange."""
+        self.load_local_state({**state, "server_shard": self.feedback.shard})
 
     def _named_x(self) -> dict[str, torch.Tensor]:
         return dict(zip(self.feedback.names, self.x.parts, strict=True))
@@ -210,7 +264,7 @@ class SaefRun(UpdateRun):
 
     def shared_state(self) -> Mapping[str, torch.Tensor]:
         """Return x; the parameters before the first step."""
-        return super().shared_state() if self._fresh else self._named_x()
+        return super().shared_state() if self._fresh and not self.stepped else self._named_x()
 
     def local_state(self) -> dict[str, Any]:
         """Return x, this rank's parameters or residuals, the server's, what the compressors remember, and t."""

@@ -11,8 +11,9 @@ Learning", arXiv 2112.04088. M workers; h_1, h_2, ... the most recent squared le
     w <- w - sum over all workers of q: the last q of a worker that skipped is applied again
 
 What travels: a byte from everyone, then the messages of the uploaders: k values and k indices of all tensors as one
-sparse vector. Every rank keeps every rank's last q, so there is no server. The q are added up in rank order, from
-zero, and the sum is subtracted: elementwise, hence the same bits on all ranks.
+sparse vector, or with a compressor such as ChunkTopK its packets. Every rank keeps every rank's last q, so there is no
+server. The q are added up in rank order, from zero, and the sum is subtracted: elementwise, hence the same bits on all
+ranks.
 
 A rank without data says so once, by an empty message, and its q is not applied any more; its residual waits for it
 to come back.
@@ -21,8 +22,8 @@ to come back.
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,17 +32,18 @@ import torch
 from hpctk import torch_private
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.lazy_allgather import lazy_allgather
-from hpctk.compressors import Residuals, TopK
-from hpctk.compressors.core import sparse
-from hpctk.errors import TensorError
-from hpctk.kernels.packing import index_dtype
+from hpctk.compressors import A_COMPRESSOR, Compressor, Residuals, TopK, by_name
+from hpctk.errors import SettingError, TensorError
+from hpctk.kernels.in_order import add_in_order
 from hpctk.methods.core.flat_buffer import FlatBuffer, squared_distance, take_back
 from hpctk.methods.core.last_messages import LastMessages
 from hpctk.methods.core.method import LocalStepMethod
 from hpctk.methods.core.replay import Replay
 from hpctk.methods.core.replica import Gradients, Replica, restore
 from hpctk.methods.core.resharding import SavedRanks, reshard
-from hpctk.methods.core.run import Closure, UpdateRun
+from hpctk.methods.core.run import Closure, Commit, UpdateRun, nothing
+from hpctk.methods.core.survival import Undo
+from hpctk.methods.core.uploads import uploads_of
 from hpctk.settings import documented, setting
 
 
@@ -67,6 +69,23 @@ class SASG(LocalStepMethod):
     reduce: str = setting(
         "sum", "what is applied of the messages; the sum is the authors' convention", choices=("sum", "mean")
     )
+    compressor: Compressor | None = setting(
+        None,
+        "what chooses and writes an upload's elements, such as ChunkTopK()",
+        parser=by_name,
+        allowed=A_COMPRESSOR,
+        shown="TopK(density)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.compressor
+        if given is None:
+            return
+        if given.combines not in ("pairs", "lists") or given.settings().get("keep"):
+            raise SettingError(f"compressor={given!r}: an upload lists elements; take TopK or ChunkTopK")
+        if given.exclude or given.min_elements:
+            raise SettingError(f"compressor={given!r}: an upload spares no tensor; leave out exclude and min_elements")
 
     def begin(self, replica: Replica, base: torch.optim.Optimizer) -> SasgRun:
         """Return SASG at work on a replica."""
@@ -89,20 +108,21 @@ class SasgRun(UpdateRun):
     def __init__(self, settings: SASG, replica: Replica, base: torch.optim.Optimizer) -> None:
         super().__init__(replica, base)
         self._settings = settings
-        self._compressor = TopK(settings.density)
+        compressor = TopK(settings.density) if settings.compressor is None else deepcopy(settings.compressor)
         values = replica.values
         #: The update, or the sum of all messages; the model, while a gradient is taken elsewhere.
         self._scratch = FlatBuffer(values)
-        self._edges = [0, *accumulate(value.numel() for value in values)]
         self.residuals = Residuals()
+        self._encoder = uploads_of(compressor, self._scratch, self.residuals)
+        self._compressor_name = type(compressor).__name__
         self.snapshot = FlatBuffer(values).parts
-        self.messages = LastMessages(replica.world.size, self._scratch)
+        self.messages = LastMessages(replica.world.size, self._scratch, self._encoder.read)
         self.lengths: list[float] = []
         self.delay = 0
         self._replay: Replay | None = None
-        self._news = False
-        #: What this step sends of each tensor: indices and values.
-        self._picked: list[tuple[Any, Any]] = []
+        #: Whether there is news in this step, None where that is not known yet; and whether this rank uploads.
+        self._news: bool | None = None
+        self._uploads = False
 
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration; the closure is called a second time where only that tells whether to upload."""
@@ -111,6 +131,7 @@ class SasgRun(UpdateRun):
                 "SASG needs step(closure): it takes a second gradient of the same minibatch at an earlier model. "
                 "Let the closure zero the gradients, run forward and backward, and return the loss."
             )
+        self._news = None
         self._replay = None if self._uploads_anyway() else Replay(self.replica, closure)
         try:
             return super().step(closure, loss)
@@ -120,25 +141,44 @@ class SasgRun(UpdateRun):
     def prepare(self, gradients: Gradients) -> None:
         """Find out whether this rank uploads: the closure may fail at the earlier model."""
         super().prepare(gradients)
-        self._news = self._has_news()
+        if self._news is None:
+            self._news = self._has_news()
 
-    def exchange(self, *, active: bool) -> None:
-        """Upload or skip, and apply all ranks' messages. Collective over the communicator. In place."""
+    def exchange(self, *, active: bool) -> Commit:
+        """Upload or skip, to apply all ranks' messages. Collective over the communicator. In place."""
         here = self.replica.world
-        uploaded = active and self._news and self._take_update()
+        if not self.stepped:
+            self._uploads = active and bool(self._news) and self._take_update()
+            self.stepped = True
+        uploads = self._uploads
+        if uploads and not self._scratch.flat.is_cpu:
+            here.note_staging(self._scratch.flat)
         n, itemsize = self._scratch.flat.numel(), self._scratch.flat.element_size()
-        with engine_of(here).span("updates", "TopK", elements=n, dense_bytes=n * itemsize) as span:
+        with engine_of(here).span("updates", self._compressor_name, elements=n, dense_bytes=n * itemsize) as span:
             with span.compressing():
-                message = self._message() if uploaded else None if active else self._farewell()
+                message = self._encoder.write() if uploads else None if active else self._farewell()
             received = lazy_allgather(here, message)
-            with span.decompressing():
-                self.messages.replace(received)
-        self.delay = 1 if uploaded else self.delay + 1
-        self.counts["uploads" if uploaded else "skips"] += 1
-        if uploaded:
-            self.counts["rounds"] += 1
-            self.counts["upload_bits"] += self._kept() * (8 * itemsize + 32)
-        self._apply()
+
+        def commit() -> None:
+            if uploads:
+                self._encoder.take_out(self._updates())
+            self.messages.replace(received)
+            self.delay = 1 if uploads else self.delay + 1
+            self.counts["uploads" if uploads else "skips"] += 1
+            if uploads:
+                self.counts["rounds"] += 1
+                self.counts["upload_bits"] += self._encoder.bits
+            self._apply()
+
+        return commit
+
+    def undo(self) -> Undo:
+        """Return what does nothing: the parameters are as before, and so is the base optimizer's step in any case.
+
+        Whether this rank uploads was found out once, with the ranks that there were then. Where residuals are shared
+        out, the step is undone: what is sent is chosen from other residuals then. Local.
+        """
+        return super().undo() if self.replica.buddies else nothing
 
     def _uploads_anyway(self) -> bool:
         """Return whether this rank's next step uploads whatever its gradient is."""
@@ -169,7 +209,7 @@ class SasgRun(UpdateRun):
         """Return ||g(w) - g(w_snap)||^2, summed in float64."""
         now = self.replica.gradients()
         then = replay.gradients_at(self.snapshot, self._scratch.parts)
-        return sum(squared_distance(a, b) for a, b in zip(now, then, strict=True))
+        return add_in_order(squared_distance(a, b) for a, b in zip(now, then, strict=True))
 
     def _take_update(self) -> bool:
         """Let the base optimizer step, and keep what it would subtract; return whether that can be sent."""
@@ -183,40 +223,20 @@ class SasgRun(UpdateRun):
             raise
         take_back(self.snapshot, values, self._scratch)
         try:
-            self._picked = self._pick()
+            # Changes nothing: a bad tensor must leave all residuals as they are.
+            self._encoder.pick(self._updates())
         except TensorError as error:
             # The others are on their way into the exchange.
             self.keep_unsent(error, "That update was not sent; the residual is what it was before it.")
             return False
         return True
 
-    def _pick(self) -> list[tuple[Any, Any]]:
-        """Return what is sent of each tensor. Changes nothing: a bad tensor must leave all residuals as they are."""
-        pick, residuals = self._compressor.pick, self.residuals
-        return [pick(residuals.of(name, part), part, name) for name, part in self._updates().items()]
-
     def _updates(self) -> dict[str, torch.Tensor]:
         return self.replica.named(self._scratch.parts)
-
-    def _message(self) -> Any:
-        """Return q, of all tensors as one sparse vector; what it lacks of the update stays in e."""
-        indices, values = [], []
-        dtype = index_dtype(self._edges[-1])
-        for start, (name, part), (found, taken) in zip(
-            self._edges, self._updates().items(), self._picked, strict=False
-        ):
-            self._compressor.take_out(part, self.residuals.of(name, part), found)
-            indices.append(_host(found).astype(dtype, copy=False) + dtype.type(start))
-            values.append(_host(taken))
-        self._picked = []
-        return sparse.write(np.concatenate(indices), np.concatenate(values), self._edges[-1])
 
     def _farewell(self) -> Any:
         """Return an empty message where the others still hold one of this rank."""
         return np.empty(0, np.uint8) if self.messages.known(self.replica.world.rank) else None
-
-    def _kept(self) -> int:
-        return sum(self._compressor.k(part.numel()) for part in self._scratch.parts)
 
     def _apply(self) -> None:
         """Subtract the sum of all messages from the parameters, and note how far that was."""
@@ -256,13 +276,14 @@ class SasgRun(UpdateRun):
             residuals = reshard(earlier.each("residuals"), self.replica.world.size)
         return {**earlier.first(), "residuals": residuals, "messages": {}, "delay": 0}
 
+    def load_recovered(self, state: dict[str, Any]) -> None:
+        """Go on from a state with shares of what lost ranks had: as no message is known, there is news. Local."""
+        self.load_local_state(state)
+        self._news = self._replay = None
+
     def forget(self, kept: list[int]) -> None:
         """Forget the messages of lost ranks: they are not applied any more. Local."""
         self.messages = self.messages.of_ranks(kept)
 
     def _named_snapshot(self) -> dict[str, torch.Tensor]:
         return self.replica.named(self.snapshot)
-
-
-def _host(array: Any) -> Any:
-    return array.cpu().numpy() if isinstance(array, torch.Tensor) else array

@@ -26,6 +26,9 @@ Good for several ranks per node: a node sends 2(N-1)/N n whatever its number of 
 rounds instead of 2(P-1). Bad if one node is much smaller than the others: few rails, so much copying inside
 nodes.
 
+Where the ranks of each node share memory, step 1 and 3 go through it, without messages (collectives.engine.
+hierarchical_run); `rails` is step 2 alone.
+
 Same bits everywhere: a node's sum of a block is computed by one rank, then the block's sum along its rail is
 computed once and copied.
 """
@@ -37,7 +40,7 @@ from itertools import repeat
 from hpctk.errors import SettingError
 from hpctk.schedules import ring, rotation
 from hpctk.schedules.core.plan import IDLE, Plan, Round
-from hpctk.schedules.cost.volume import Phase, Volume, merged
+from hpctk.schedules.cost.volume import Phase, Volume, even, merged
 
 Nodes = tuple[tuple[int, ...], ...]
 
@@ -58,6 +61,26 @@ def allreduce(nodes: Sequence[Sequence[int]]) -> Plan:
         return _steps(grid, *homes[rank])
 
     return Plan("hierarchical", "allreduce", len(homes), blocks, steps, _volume(grid), nodes=grid)
+
+
+def rails(nodes: Sequence[Sequence[int]]) -> Plan:
+    """Sum over the ranks of each rail, on all of them: the middle of `allreduce`, for ranks that hold only their part.
+
+    Of each node the ranks beyond the smallest node's number are on no rail.
+    """
+    grid = checked_nodes(nodes)
+    count, width = len(grid), min(map(len, grid))
+    homes = {rank: (node, local) for node, ranks in enumerate(grid) for local, rank in enumerate(ranks)}
+
+    def steps(rank: int) -> Iterator[Round]:
+        node, local = homes[rank]
+        if local < width:
+            rail = [ranks[local] for ranks in grid]
+            yield from ring.reducing(rail, node)
+            yield from ring.gathering(rail, node)
+
+    volume = even(count, [ring.reducing_phase(count), ring.gathering_phase(count)])
+    return Plan("hierarchical", "allreduce", len(homes), count, steps, volume, nodes=grid)
 
 
 def checked_nodes(nodes: Sequence[Sequence[int]]) -> Nodes:

@@ -34,6 +34,7 @@ KINDS = {
 ONLY = {
     "mpi": ("mpi", "horovod", "gpu", "array"),
     "gpus_per_node": ("gpu", "ddp", "horovod"),
+    "on_lost_rank": ("mpirun",),
     "table": ("array",),
     "at_once": ("array",),
 }
@@ -134,6 +135,10 @@ class Options:
         "ask the ranks to save so long before the time limit", 65535, metavar="SECONDS", shown=str(WARNING_S)
     )
     max_restarts: int | None = _count("how often the job may go back into the queue", 10_000, at_least=0, shown="20")
+    on_lost_rank: str | None = setting(
+        None, "what becomes of the others where a rank is lost; shrink: they go on, on Open MPI 5",
+        choices=("raise", "shrink"), shown="raise",
+    )  # fmt: skip
     run: str | None = _text("the run's folder", "DIR", shown="runs/NAME")
     modules: tuple[str, ...] = _lines("a module to load; may be repeated", "NAME")
     venv: str | None = _text("virtual environment to activate", "DIR")

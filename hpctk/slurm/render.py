@@ -77,6 +77,11 @@ def _values(lines: list[str], options: Options) -> None:
         _replace(lines, "max_restarts=", [f"max_restarts={options.max_restarts}"])
     if options.mpi is not None:
         _replace(lines, "mpi=", [f"mpi={options.mpi}"])
+    if options.on_lost_rank == "shrink":
+        _edit(lines, "start=(", lambda line: line.replace("(mpirun ", "(mpirun --with-ft ulfm ", 1))
+        lines.insert(_find(lines, "start=("), "export HPCTK_ON_LOST_RANK=shrink")
+        # Slurm itself would end the job with its first node that fails.
+        _set_directive(lines, "no-kill", None)
     if options.run is None:
         return
     quoted = shlex.quote(options.run)

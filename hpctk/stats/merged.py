@@ -190,7 +190,10 @@ class _Copy:
     def _columns(self, name: str, columns: Sequence[Column], cells: Any) -> Table:
         with rank_reader.opened(self.path) as (root, _):
             group = hdf5.group(root, name)
-            return {c.name: self._checked(group, name, c)[cells].astype(c.kind) for c in columns}
+            there = [c for c in columns if not c.later or group.links.exists(c.name.encode())]
+            table = {c.name: self._checked(group, name, c)[cells].astype(c.kind) for c in there}
+        rows = len(table[columns[0].name])
+        return {c.name: table[c.name] if c.name in table else np.zeros(rows, c.kind) for c in columns}
 
     def _checked(self, group: Any, table: str, column: Column) -> Any:
         """Return a dataset once it is what `hpctk merge --copy` writes, and no longer than it can be."""

@@ -46,6 +46,12 @@ def useful(seconds: Any, exposed: Any) -> Any:
     return np.maximum(np.asarray(seconds, np.float64) - np.asarray(exposed, np.float64), 0.0)
 
 
+def hidden(communication_s: float, exposed_s: float) -> float | None:
+    """Return the share of communication that ran behind computing; None where there was no communication."""
+    share = ratio(exposed_s, communication_s)
+    return None if share is None else max(0.0, 1 - share)
+
+
 def efficiency(useful_s: Any, runtime_s: float) -> Efficiency:
     """Return POP's efficiencies from every rank's useful seconds and the run's seconds."""
     if len(useful_s) == 0:

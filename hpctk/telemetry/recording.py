@@ -12,7 +12,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,11 @@ BUFFER_ROWS = 2048
 #: Rows that a new file has room for; it grows by GROWTH. Laying out a file takes 40 ms, so it grows seldom.
 FIRST_ROWS = 4096
 GROWTH = 8
-#: Counts of a method that are the last columns of STEPS, in their order.
-COUNTS = ("rounds", "uploads", "skips", "clipped_steps", "skipped_steps", "fallbacks")
+#: What methods count that are the last columns of STEPS, in their order.
+COUNTS = (
+    "rounds", "uploads", "skips", "clipped_steps", "skipped_steps", "fallbacks",
+    *(column.name for column in schema.LOSSES),
+)  # fmt: skip
 #: Columns of steps that are sums over calls.
 _SUMMED = ("calls", "communication_s", "sent_bytes", "received_bytes", "messages")
 #: A row of calls, its labels as one string: they come ready-made.
@@ -106,7 +109,7 @@ class Recording:
                 if len(self._kinds) >= BUFFER_ROWS:
                     self._drain()
 
-    def end_step(self, step: int, counts: Mapping[str, int], loss: Any, exposed_s: float) -> None:
+    def end_step(self, step: int, counts: Mapping[str, float], loss: Any, exposed_s: float) -> None:
         """Record a step that is over; `counts` and `exposed_s` are those of this step alone."""
         with self._lock:
             if self._file is None:
@@ -130,6 +133,11 @@ class Recording:
             self.step = self._first_step = step
             self._sums = np.zeros((len(_SUMMED), 0))
             self._step_began_s = time.perf_counter() - self.began_s
+
+    def forget(self, kept: Sequence[int]) -> None:
+        """Go on without ranks that are lost; `kept` are the numbers that the others had, in their new order."""
+        with self._lock:
+            self.traffic.forget(kept)
 
     def flush(self) -> None:
         """Bring the file up to date."""

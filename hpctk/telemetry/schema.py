@@ -35,6 +35,8 @@ class Column:
     kind: str
     units: str
     long_name: str
+    #: Whether files may lack it that were written before there was such a column: then it reads as 0.
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,19 @@ AMOUNTS = (
     _seconds("staging_s", "seconds copying between device or strided memory and where messages lie"),
 )  # fmt: skip
 
+#: What came of lost ranks, the last columns of STEPS; the same on all ranks that are left.
+LOSSES = (
+    Column("lost_ranks", "<i8", "1", "ranks that were lost in this step, or since the one before", later=True),
+    Column("redone", "<i8", "1", "times that its collective work was begun anew without a lost rank", later=True),
+    Column("lost_residuals", "<i8", "1", "lost ranks whose residuals were lost with them", later=True),
+    Column("restored_residuals", "<i8", "1", "lost ranks whose residuals were shared out from a copy", later=True),
+    Column(
+        "lost_residual_norm", "<f8", "1",
+        "2-norm of the lost residuals, each taken for as long as those of the ranks left are", later=True,
+    ),
+    Column("restored_residual_norm", "<f8", "1", "2-norm of the residuals shared out from copies", later=True),
+)  # fmt: skip
+
 CALLS = TableFormat(
     "calls",
     "one row for each collective call",
@@ -117,6 +132,7 @@ STEPS = TableFormat(
         _count("clipped", "1 where the gradient was clipped (CELGC)"),
         _count("skipped", "1 where the step was skipped for a bad gradient"),
         _count("fallbacks", "groups whose weights fell back to the plain mean (AdaCons)"),
+        *LOSSES,
     ),
 )  # fmt: skip
 

@@ -47,13 +47,14 @@ class Checks:
     make : callable
         Returns a new method.
     steps : int
-    lr : float
+    lr, momentum : float
+        Of SGD.
     folder : Path
         For checkpoints.
     """
 
-    def __init__(self, make: Callable[[], Method], steps: int, lr: float, folder: Path) -> None:
-        self.make, self.steps, self.lr, self.folder = make, steps, lr, folder
+    def __init__(self, make: Callable[[], Method], steps: int, lr: float, momentum: float, folder: Path) -> None:
+        self.make, self.steps, self.lr, self.momentum, self.folder = make, steps, lr, momentum, folder
         assert dist.group.WORLD is not None
         self.world = world(dist.group.WORLD)
 
@@ -61,7 +62,7 @@ class Checks:
         """Return a new model and the optimizer that trains it."""
         torch.manual_seed(7)
         model = Net()
-        base = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9)
+        base = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
         return model, ddp.DistributedOptimizer(base, self.make(), model=model, check_every=5, **settings)
 
     def step(
@@ -201,7 +202,7 @@ class Checks:
         model = Net()
         wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         ddp.attach(wrapped, method)
-        base = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=0.9)
+        base = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
         for t in range(self.steps):
             generator = torch.Generator().manual_seed(1000 * t + self.world.rank)
             x = torch.randn(16, 6, generator=generator)
@@ -237,7 +238,8 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{job['folder']}/store", rank=rank, world_size=size)
-    checks = Checks(method_maker(job["name"], job["settings"]), job["steps"], job["lr"], Path(job["folder"]))
+    make = method_maker(job["name"], job["settings"])
+    checks = Checks(make, job["steps"], job["lr"], job["momentum"], Path(job["folder"]))
     for check in (
         checks.check_settings,
         checks.check_training,

@@ -12,7 +12,14 @@ from typing import Any
 
 
 def check_method(
-    name: str, *, ranks: int = 2, steps: int = 24, lr: float = 0.05, timeout_s: float = 120, **settings: Any
+    name: str,
+    *,
+    ranks: int = 2,
+    steps: int = 24,
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    timeout_s: float = 300,
+    **settings: Any,
 ) -> None:
     """Hold a method to what hpctk's own are held to. Raise AssertionError with what does not hold.
 
@@ -31,15 +38,16 @@ def check_method(
     name : str
         As on a command line, or as "package.module:Class".
     ranks, steps : int
-    lr : float
-        Of SGD with momentum 0.9.
+    lr, momentum : float
+        Of SGD. Methods that are made for SGD without momentum, as SASG at its defaults is, need momentum=0.
     timeout_s : float
         Seconds after which ranks that hang are ended.
     **settings
         Of the method, as values that JSON knows; compressors as texts, such as compressor="topk:0.1".
     """
     with tempfile.TemporaryDirectory(prefix="hpctk-testing-") as folder:
-        job = json.dumps({"name": name, "settings": settings, "steps": steps, "lr": lr, "folder": folder})
+        how = {"steps": steps, "lr": lr, "momentum": momentum, "folder": folder}
+        job = json.dumps({"name": name, "settings": settings, **how})
         outputs = [Path(folder) / f"{rank}.log" for rank in range(ranks)]
         running = [_started(job, rank, ranks, outputs[rank], timeout_s) for rank in range(ranks)]
         late = []

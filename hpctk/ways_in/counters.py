@@ -11,7 +11,7 @@ import time
 import uuid
 import weakref
 from collections import Counter as Counts
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,13 +146,19 @@ class Counters:
         if self.recording is not None:
             self.recording.begin_steps(self.steps)
 
-    def end_step(self, counts: Mapping[str, int], loss: Any = None) -> None:
-        """Count a step; `counts` are the method's so far."""
+    def forget(self, kept: Sequence[int]) -> None:
+        """Go on without ranks that are lost; `kept` are the numbers that the others had, in their new order. Local."""
+        if self.recording is not None:
+            self.recording.forget(kept)
+
+    def end_step(self, counts: Mapping[str, int], loss: Any = None, norms: Mapping[str, float] | None = None) -> None:
+        """Count a step; `counts` are the method's so far, `norms` what became of lost ranks' residuals in it."""
         self.steps += 1
         if self.recording is not None or self._told:
             new = {name: count - self._counts[name] for name, count in counts.items()}
             if self.recording is not None:
-                self.recording.end_step(self.steps - 1, new, kept_loss(loss), self._exposed_s)
+                told = {**new, **norms} if norms else new
+                self.recording.end_step(self.steps - 1, told, kept_loss(loss), self._exposed_s)
             if self._told:
                 self._tell(new, loss)
             self._counts = Counts(counts)

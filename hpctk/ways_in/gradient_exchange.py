@@ -32,7 +32,7 @@ def exchange_gradients(
     *,
     active: bool = True,
     buckets: FinishBuckets | None = None,
-    commit: bool = True,
+    spares: Spares | None = None,
 ) -> tuple[StepStatus, dict[str, torch.Tensor]]:
     """Prepare, exchange and commit the gradients of a step. Collective over the communicator. In place.
 
@@ -47,21 +47,23 @@ def exchange_gradients(
         Whether this rank has data.
     buckets : callable, optional
         Where the gradients are under way already.
-    commit : bool
-        Whether the result is going to be used in any case; else the caller commits.
+    spares : Spares, optional
+        Where a rank may be lost meanwhile: the gradients stay as they are, and nothing is committed. The caller does
+        so, and puts the result in their place, once it is known to count.
 
     Returns
     -------
     StepStatus
         Where it tells of a bad gradient nothing was written, and the caller skips the step or raises.
     dict of str to torch.Tensor
-        Gradients that could not be written where they were, for there was none on this rank, or its elements shared
-        memory: the caller puts them in their place.
+        Gradients that could not be written where they were, for there was none on this rank, its elements shared
+        memory, it is in half precision and this is float32, or they are to stay: the caller puts them in their place.
     """
     found: list[torch.Tensor | None] = []
+    wide: dict[str, torch.Tensor] = {}
 
     def find() -> Gradients:
-        found.extend(gradients())
+        found.extend(_widened(gradients(), run.replica, wide))
         return found
 
     status = run.open_step(find, groups, active=active)
@@ -73,14 +75,53 @@ def exchange_gradients(
     if not has or status.bad is not None:
         return status, {}
     held, made = _writable(run.replica, found, status.has)
+    if spares is not None:
+        named = {name: gradient.contiguous() for name, gradient in zip(has, held, strict=True)}
+        into = spares.like(named)
+        if results is None:
+            run.exchange_into(named, into)
+        else:
+            for name, target in into.items():
+                target.copy_(results[name].view(target.shape))
+        return status, into
     if results is None:
         _exchange_in_place(run, dict(zip(has, held, strict=True)))
     else:
         for name, gradient in zip(has, held, strict=True):
             gradient.copy_(results[name].view(gradient.shape))
-    if commit:
-        run.commit()
-    return status, made
+    run.commit()
+    return status, {**wide, **made}
+
+
+def _widened(gradients: Gradients, replica: Replica, wide: dict[str, torch.Tensor]) -> Gradients:
+    """Return gradients in the dtype in which they travel; put those that are not what was given into `wide`."""
+    if not replica.has_half:
+        return gradients
+    held = [None if gradient is None else gradient.to(replica.dtype) for gradient in gradients]
+    rows = zip(replica.names, gradients, held, strict=True)
+    wide.update((name, now) for name, was, now in rows if now is not None and now is not was)
+    return held
+
+
+class Spares:
+    """Tensors for what comes of gradients, where those are to stay until it counts: those of the step before."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def like(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return a tensor like each gradient, of any content."""
+        kept, found = self._kept, {}
+        for name, gradient in gradients.items():
+            spare = kept.get(name, gradient)
+            # Shapes are those that all ranks have agreed on, of this gradient and of the one before.
+            fits = spare is not gradient and spare.dtype == gradient.dtype
+            found[name] = spare if fits else torch.empty_like(gradient)
+        return found
+
+    def keep(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Use these from now on: contiguous, and nobody else's."""
+        self._kept = gradients
 
 
 def _writable(
@@ -96,7 +137,8 @@ def _writable(
             held.append(gradient)
         elif wanted:
             if gradient is None:
-                gradient = made[replica.names[i]] = torch.zeros_like(replica.parameters[i]).detach()
+                zeros = torch.zeros_like(replica.parameters[i], dtype=replica.dtype)
+                gradient = made[replica.names[i]] = zeros.detach()
             elif 0 in gradient.stride():
                 # An expanded tensor has several elements in one place.
                 gradient = made[replica.names[i]] = gradient.clone(memory_format=torch.contiguous_format)
@@ -141,7 +183,8 @@ class Buckets:
         number = len(self._started)
         self.reserve(number + 1)
         # Nothing of a gradient that is bad: that it is, all ranks hear when the step is opened.
-        sent = {name: x if finite.all_finite(x) else torch.zeros_like(x) for name, x in gradients}
+        wide = ((name, x.to(self._run.replica.dtype)) for name, x in gradients)
+        sent = {name: x if finite.all_finite(x) else torch.zeros_like(x) for name, x in wide}
         with self._engine.span(f"bucket {number}"):
             under_way = self._run.start_bucket(self._lanes[number], sent, in_order=in_order)
         self._started.append(({name: x.numel() for name, x in sent.items()}, under_way))
@@ -159,6 +202,11 @@ class Buckets:
     def forget(self) -> None:
         """Take no notice of buckets that an error has left under way. Local."""
         self._started = []
+
+    def renew(self) -> None:
+        """Get ready for buckets among the ranks that are left. Collective over the communicator."""
+        self._engine, self._lanes = engine_of(self._run.replica.world), []
+        self._run.meet_buckets()
 
 
 def buckets_of(run: GradientRun) -> Buckets | None:

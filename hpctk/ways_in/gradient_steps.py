@@ -12,8 +12,8 @@ from hpctk.collectives.broadcast import broadcast_in_place
 from hpctk.methods.core import drift
 from hpctk.methods.core.run import Closure, GradientRun, evaluate
 from hpctk.methods.core.step_status import StepStatus
-from hpctk.methods.core.survival import Undo, kept_gradients
-from hpctk.ways_in.gradient_exchange import exchange_gradients
+from hpctk.methods.core.survival import Undo
+from hpctk.ways_in.gradient_exchange import Spares, exchange_gradients
 from hpctk.ways_in.overlap import Overlap
 
 
@@ -38,8 +38,8 @@ class GradientSteps:
     def __init__(self, run: GradientRun, base: torch.optim.Optimizer, overlap: Overlap | None = None) -> None:
         self._run, self._replica, self._base, self._overlap = run, run.replica, base, overlap
         self.synchronized = self.skipping = self.skipped = False
-        #: The gradients before an exchange, where ranks may be lost in it.
-        self._kept: list[torch.Tensor | None] = []
+        #: Where ranks may be lost in an exchange.
+        self._spares = Spares()
         #: Hooks that notice a backward between `ahead` and the step.
         self._watches: list[RemovableHandle] = []
         run.meet(base)
@@ -72,7 +72,7 @@ class GradientSteps:
         self._exchange()
         self._watches = [
             parameter.register_post_accumulate_grad_hook(self._begin_anew)
-            for parameter in self._replica.parameters
+            for parameter in self._replica.own
             if parameter.requires_grad
         ]
 
@@ -98,33 +98,42 @@ class GradientSteps:
             overlap.check_unchanged()
 
         def exchange() -> tuple[StepStatus, dict[str, torch.Tensor]]:
+            buckets = overlap.finish if overlap is not None and overlap.meet() else None
             return exchange_gradients(
                 self._run,
                 replica.gradients,
                 self._base.param_groups,
                 active=active,
-                buckets=None if overlap is None else overlap.finish,
-                commit=survival is None,
+                buckets=buckets,
+                spares=None if survival is None else self._spares,
             )
 
         status, made = replica.together(exchange, self._keep)
         if not status.active:
             return False
-        if survival is not None and status.bad is None and any(status.has):
+        if survival is not None and made:
             self._run.commit()
         self.skipping = self._run.skip_or_raise(status)
         self.synchronized = True
+        before = {}
         for name, gradient in made.items():
-            replica.parameters[replica.places[name]].grad = gradient
+            parameter = replica.parameters[replica.places[name]]
+            if survival is not None:
+                own = parameter.grad
+                if own is not None and own.is_contiguous():
+                    before[name] = own
+            parameter.grad = gradient
+        if before:
+            self._spares.keep(before)
         return True
 
     def _keep(self) -> Undo:
-        """Return what puts back the gradients, and what the method keeps of earlier ones. Local."""
-        undo_gradients = kept_gradients(self._replica.parameters, self._kept)
+        """Return what puts back what the method keeps of earlier gradients. Local."""
         undo_method = self._run.undo()
 
         def undo() -> None:
-            undo_gradients()
+            # What is still on its way to this rank writes into the tensors that it was told of.
+            self._spares.keep({})
             undo_method()
 
         return undo
@@ -136,19 +145,34 @@ class GradientSteps:
             self._run.apply(self._base)
         self.forget()
 
-    def follow(self, leader: int) -> None:
-        """Give one rank's parameters, and its base optimizer's state and groups, to everyone.
+    def follow(self, steps: int) -> None:
+        """Let all ranks hold what the one does that has done the most `steps` by itself; nothing where all have.
 
-        Collective over the communicator. In place.
+        Its parameters, and its base optimizer's state and groups. Collective over the communicator. In place.
         """
-        replica = self._replica
+        self._replica.together(lambda: self._received(steps))()
+
+    def _received(self, steps: int) -> Undo:
+        """Return what writes down what that rank holds. Collective over the communicator. Not in place."""
+        replica, here = self._replica, self._replica.world
+        fewest, most = here.minimum([steps, -steps], "comparing the steps of all ranks")
+        if fewest == -most:
+            return lambda: None
+        leader = here.minimum([here.rank if steps == -most else here.size], "choosing whom to follow")[0]
         kept = [self._base.state.get(parameter, {}) for parameter in replica.parameters]
         kept += self._base.param_groups
         tensors = [x for one in kept for x in one.values() if isinstance(x, torch.Tensor)]
-        replica.world.agree("what the base optimizer keeps", [(str(x.dtype), tuple(x.shape)) for x in tensors])
-        broadcast_in_place(replica.world, [*replica.values, *tensors], leader)
+        here.agree("what the base optimizer keeps", [(str(x.dtype), tuple(x.shape)) for x in tensors])
+        held = [*replica.values, *tensors]
+        copies = [x.clone(memory_format=torch.contiguous_format) for x in held]
+        broadcast_in_place(here, copies, leader)
         numbers = json.dumps([drift.numbers(one) for one in kept]).encode()
-        theirs = json.loads(replica.world.broadcast_bytes(numbers, leader, "sharing the rates"))
-        if replica.world.rank != leader:
-            for mine, given in zip(kept, theirs, strict=True):
-                mine |= {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
+        theirs = json.loads(here.broadcast_bytes(numbers, leader, "sharing the rates"))
+
+        def write() -> None:
+            for mine, copy in zip(held, copies, strict=True):
+                mine.copy_(copy)
+            for one, given in zip(kept, theirs, strict=True):
+                one |= {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
+
+        return write

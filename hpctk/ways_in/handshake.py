@@ -9,6 +9,7 @@ import torch
 
 from hpctk.comm import buffers
 from hpctk.errors import SettingError, TensorError
+from hpctk.methods.core.masters import HALVES
 from hpctk.methods.core.method import Method
 
 ON_BAD_GRADIENT = ("raise", "skip")
@@ -67,11 +68,11 @@ def names(
 
 
 def check_dtypes(parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raise where nothing is trained, or what is trained is not all float32 or all float64."""
+    """Raise where nothing is trained, or what is trained is neither all float64 nor float32 and half precision."""
     kinds = {parameter.dtype for parameter in parameters.values() if parameter.requires_grad}
-    if len(kinds) > 1 or kinds - {torch.float32, torch.float64}:
+    if kinds - {torch.float32, *HALVES} and kinds != {torch.float64}:
         shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-        raise TensorError(f"parameters of {shown}: need all float32 or all float64 (half precision by torch.autocast)")
+        raise TensorError(f"parameters of {shown}: need all float64, or float32, float16 and bfloat16")
     if not kinds:
         raise SettingError("no parameter of the optimizer requires a gradient")
 

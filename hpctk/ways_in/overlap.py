@@ -7,10 +7,14 @@ way make progress.
 
 A gradient must not change between its exchange and step(): accumulate under no_sync(), and clip after
 synchronize(). Both mistakes are noticed.
+
+Where a rank is lost (methods/core/survival.py), all buckets under way are given up; the others do that step again
+without any, and have buckets of their own from the next one on.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -55,13 +59,16 @@ class Overlap:
         before: Callable[[], None] = lambda: None,
     ) -> None:
         self._replica, self._buckets, self._counting, self._before = replica, buckets, counting, before
-        self._members = _members(self._replica.parameters)
+        self._members = _members(self._replica.own)
         self._home = {i: b for b, bucket in enumerate(self._members) for i in bucket}
         self._paused = False
+        #: Why buckets could not go on, where a rank was lost in backward; whether one was since they were made.
+        self._failed: Exception | None = None
+        self._given_up = False
         # A bucket starts in backward on one rank and in step() on another; meanwhile other collectives may start.
         self._buckets.reserve(len(self._members))
         self._reset()
-        for i, parameter in enumerate(self._replica.parameters):
+        for i, parameter in enumerate(self._replica.own):
             hook = partial(_on_arrival, ref(self), i)
             _hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)
 
@@ -82,7 +89,7 @@ class Overlap:
     def check_unchanged(self) -> None:
         """Raise HpctkError where a gradient is not any more what was sent of it."""
         for i, (gradient, version) in self._arrived.items():
-            if self._replica.parameters[i].grad is not gradient or torch_private.version(gradient) != version:
+            if self._replica.own[i].grad is not gradient or torch_private.version(gradient) != version:
                 raise HpctkError(
                     f"the gradient of {self._replica.names[i]!r} was changed after its exchange had begun. With "
                     "overlap=True call opt.synchronize() before you clip or look at gradients."
@@ -104,7 +111,7 @@ class Overlap:
 
     def arrived(self, i: int, gradient: torch.Tensor) -> None:
         """Take note of a parameter's gradient; start the buckets that are full. Collective then."""
-        if self._paused:
+        if self._paused or self._given_up:
             return
         if i in self._arrived:
             raise HpctkError(
@@ -113,10 +120,22 @@ class Overlap:
             )
         self._arrived[i] = gradient, torch_private.version(gradient)
         self._waiting[self._home[i]] -= 1
+        if self._failed is None:
+            try:
+                self._go_on()
+            except self._replica.world.losses as error:
+                if self._replica.survival is None or not self._replica.world.is_broken():
+                    raise
+                # Not in backward: the step finds it out with all ranks.
+                self._failed = error
+
+    def _go_on(self) -> None:
         with self._counting():
             while len(self._buckets) < len(self._members) and not self._waiting[len(self._buckets)]:
                 self._start()
-            engine_of(self._replica.world).progress()
+            engine, began = engine_of(self._replica.world), time.perf_counter()
+            engine.progress()
+            engine.recorders.exposed_s += time.perf_counter() - began
 
     def _start(self) -> None:
         """Start the next bucket. Collective over the communicator."""
@@ -126,16 +145,37 @@ class Overlap:
         self._buckets.start((replica.names[i], self._sent(i)) for i in self._members[len(self._buckets)])
 
     def _sent(self, i: int) -> torch.Tensor:
-        gradient = self._replica.gradient(i)
-        return torch.zeros_like(self._replica.parameters[i]).detach() if gradient is None else gradient
+        own = self._replica.own[i]
+        gradient = self._replica.dense_gradient(i, own.grad)
+        return torch.zeros_like(own).detach() if gradient is None else gradient
 
     def finish(self, has: set[str]) -> dict[str, torch.Tensor]:
         """Start what has not left yet, and return what came of each parameter. Collective over the communicator."""
+        if self._failed is not None:
+            raise self._failed
         while len(self._buckets) < len(self._members):
             self._start()
         results = self._buckets.finish(has)
         self._reset()
         return results
+
+    def give_up(self) -> None:
+        """Take no notice of what is under way: a rank is lost. Local."""
+        self._failed, self._given_up = None, True
+        self._buckets.forget()
+        self._reset()
+
+    def meet(self) -> bool:
+        """Return whether the gradients of this step have left in buckets.
+
+        Where ranks were lost they have not; those that are left make new ones then. Collective over the communicator.
+        """
+        if not self._given_up:
+            return True
+        self._buckets.renew()
+        self._buckets.reserve(len(self._members))
+        self._given_up = False
+        return False
 
 
 def _on_arrival(overlap: ref[Overlap], i: int, parameter: torch.Tensor) -> None:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.collectives.dense_mean import dense_mean
 from hpctk.comm.world import World
 from hpctk.log import log
+from hpctk.methods.core.masters import HALVES
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.run import Run
@@ -98,11 +99,13 @@ class Participant:
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what this rank alone knows, such as residuals, by parameter names; not copies."""
-        return self._run.local_state()
+        with self._replica.float32():
+            return self._run.local_state()
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `local_state_dict` returned on this rank, by this way in or another."""
-        self._run.load_local_state(state)
+        with self._replica.float32():
+            self._run.load_local_state(state)
 
     def resized_local_state_dict(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return what to give to `load_local_state_dict` where another number of ranks saved their states."""
@@ -117,7 +120,7 @@ def averaged_model(run: Run, counting: Callable[[], AbstractContextManager[None]
     known. `counting` returns a context in which collectives are counted.
     """
     replica = run.replica
-    kept, kept_buffers = replica.copies(), {name: x.clone() for name, x in replica.buffers.items()}
+    kept_buffers = {name: x.clone() for name, x in replica.buffers.items()}
 
     def average() -> tuple[list[torch.Tensor] | None, dict[str, torch.Tensor]]:
         with counting():
@@ -125,21 +128,29 @@ def averaged_model(run: Run, counting: Callable[[], AbstractContextManager[None]
             replica.world.barrier("averaged_model()")
         with counting(), replica.world.calling("averaged_model"):
             target = run.evaluated_parameters()
-            averaged = {name: x.clone() for name, x in kept_buffers.items() if x.is_floating_point()}
+            averaged = {name: _wide_copy(x) for name, x in kept_buffers.items() if x.is_floating_point()}
             dense_mean(replica.world, averaged, replica.schedule, "buffers")
         return target, averaged
 
-    target, averaged = replica.together(average)
-    if target is not None:
-        replica.load(target)
+    with replica.float32():
+        target, averaged = replica.together(average)
+        # Not before: where ranks were lost, they may have changed.
+        kept = replica.copies()
+        if target is not None:
+            replica.load(target)
     _load(replica.buffers, averaged)
     run.set_aside = kept
     try:
         yield
     finally:
         run.set_aside = None
-        replica.load(kept)
+        with replica.float32():
+            replica.load(kept)
         _load(replica.buffers, kept_buffers)
+
+
+def _wide_copy(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer.to(torch.float32 if buffer.dtype in HALVES else buffer.dtype, copy=True)
 
 
 def _load(buffers: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> None:

@@ -1,8 +1,14 @@
-"""A program for ranks: train digits while ranks are lost, one of them in a save; write down who trained on what."""
+"""A program for ranks: train digits while ranks are lost, one of them in a save; write down who trained on what.
+
+With a second argument: the job that is queued next, with all ranks, goes on from what was saved.
+"""
 
 import json
 import sys
 from pathlib import Path
+
+import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from faults import Faults
@@ -24,6 +30,21 @@ kind = task_class("digits")
 task = kind(settings)
 task.load()
 (recipe,) = recipes(settings, kind.recipes)
+
+if len(sys.argv) > 2:
+    again = Job(here, task, recipe)
+    load_checkpoint(target / "kept", again.optimizer, again.model)
+    steps = again.optimizer.stats.steps
+    for parameter in again.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    again.optimizer.step()
+    with again.optimizer.averaged_model():
+        held = [parameter.detach().numpy() for parameter in again.model.parameters()]
+        here.agree("the model", [("sum", [float(x.sum()) for x in held])])
+    assert all(np.isfinite(x).all() for x in held)
+    print(f"rank {here.rank} of {here.size} goes on from step {steps}", flush=True)
+    sys.exit()
+
 job = Job(here, task, recipe, target / "kept", target / "stats")
 faults = Faults().kill(rank=2, step=5, during="save").kill(rank=0, step=12, during="exchange")
 faults.watch(name)

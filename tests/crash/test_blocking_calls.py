@@ -39,7 +39,8 @@ PROGRAM = """
 """
 #: Seconds for a job to start and to end where cores are shared; HPCTK_TIMEOUT_S is 600 unless a test says otherwise.
 SOON_S = 45
-DEEDS = {"stays away": "time.sleep(1000)", "leaves": "sys.exit(0)", "is killed": "os.kill(os.getpid(), signal.SIGKILL)"}
+#: Who stays away ends some time: a launcher with fault tolerance leaves it behind.
+DEEDS = {"stays away": "time.sleep(90)", "leaves": "sys.exit(0)", "is killed": "os.kill(os.getpid(), signal.SIGKILL)"}
 
 
 def program(deed, n):
@@ -91,3 +92,40 @@ def test_where_mpi_outlives_a_rank_the_others_get_an_exception(tmp_path, deed, n
     for rank in (0, 2):
         line = next((text for text in ended.output.splitlines() if f"caught on rank {rank}: " in text), "")
         assert told in line, ended.output
+
+
+INTERRUPTED = """
+    import os, signal, sys, threading, time, torch
+    from hpctk.collectives.allreduce import reduce_in_place
+    from hpctk.comm.buffers import DTYPES
+    from hpctk.comm.world import world
+
+    here = world()
+    tensor = torch.ones(2)
+    if {handled}:
+        signal.signal(signal.SIGINT, lambda *_: print("handled", flush=True))
+    for step in range(4):
+        if step == 3 and here.rank == 0:
+            # Rank 1 waits in MPI meanwhile.
+            time.sleep({away_s})
+        if step == 3 and here.rank == 1:
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        reduce_in_place(here, tensor, DTYPES["float32"], "mean", "mpi")
+    print("went on", flush=True)
+"""
+
+
+def test_one_that_is_interrupted_in_mpi_ends_the_job_soon(tmp_path):
+    ended = run_ranks(2, INTERRUPTED.format(handled=False, away_s=1000), tmp_path)
+    assert ended.code not in (0, 7)
+    assert ended.seconds < SOON_S
+    assert "rank 1 of 2 was interrupted (SIGINT) while it waited in MPI_Allreduce of a few elements" in ended.output
+    assert "in reduce_in_place" in ended.output
+    assert "went on" not in ended.output
+
+
+def test_a_program_that_handles_the_signal_itself_goes_on(tmp_path):
+    ended = run_ranks(2, INTERRUPTED.format(handled=True, away_s=3), tmp_path)
+    assert ended.code == 0, ended.output
+    assert ended.output.count("went on") == 2
+    assert "handled" in ended.output

@@ -221,6 +221,28 @@ def test_down_after_mpirun_was_killed(fresh_name, tmp_path):
     assert leftovers(fresh_name, str(marker)) == []
 
 
+@needs_cluster
+def test_hosts_that_disappear_are_survived(fresh_name, tmp_path):
+    """One whose processes die, and one whose link is down: of that only MPI's heartbeats tell the others."""
+    detector = "--mca mpi_ft_detector true --mca mpi_ft_detector_period 0.5 --mca mpi_ft_detector_timeout 5"
+    words = ["-n", "6", "--with-ft", "--mpirun-args", detector, "--", "python", "-m", "mpi4py"]
+    program = [str(ROOT / "tests" / "crash" / "lost_host.py"), str(tmp_path)]
+    succeed("up", 3, "--name", fresh_name)
+    job = subprocess.Popen(
+        [CLUSTER, "run", "--name", fresh_name, *words, *program],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert [wait_for(tmp_path / str(rank)) for rank in (0, 3)] == ["2 left, 50 steps"] * 2
+    finally:
+        # It waits for the host that it cannot reach: docs/faults.md.
+        job.kill()
+        job.wait(TIMEOUT_S)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -240,6 +262,7 @@ def test_down_after_mpirun_was_killed(fresh_name, tmp_path):
         (["run", "-n", "0", "--", "true"], "-n '0'"),
         (["run", "--host", "-1", "--", "true"], "--host '-1'"),
         (["run", "--host", "0", "-n", "2", "--", "true"], "without MPI"),
+        (["run", "--host", "0", "--with-ft", "--", "true"], "without MPI"),
         (["fly"], "known: up run with status down"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

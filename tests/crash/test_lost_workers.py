@@ -1,45 +1,92 @@
 """Ranks are killed in training, and the others go on: as simulations that lose the same workers at the same steps."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from jobs import ROOT, mpirun, run, run_ranks
+from random_faults import jobs
 
 from hpctk import stats
 
 HERE = Path(__file__).parent
+#: Whether each method exchanges in every step.
+METHODS = {
+    "Mean": True, "Mean clip": True, "Mean TopK": True, "AdaCons": True, "EF21": True, "SAEF": True,
+    "SAEF classic": True, "SAEF Sign": True, "SASG": True, "CELGC": False, "LocalSGD": False, "LocalSGD TopK": False,
+    "DiLoCo": False, "EPISODE": False, "EASGD": False, "LSGD": False, "MGRAWA": False, "LGRAWA": False,
+}  # fmt: skip
+#: Kills at random, ranks of a job.
+KILLS, RANKS = (960, 9) if os.environ.get("HPCTK_FULL") else (50, 6)
 #: Job -> (ranks, [(method, [(rank, step, during), ...]), ...]); ranks are numbered anew for every method.
 JOBS = {
-    "gradients": (4, [("Mean", [(2, 3, "exchange")]), ("AdaCons", [(0, 4, "commit")]), ("EF21", [(1, 5, "status")])]),
-    "updates": (4, [("SAEF", [(0, 4, "decision")]), ("SASG", [(1, 5, "exchange")]), ("Mean TopK", [(0, 2, "step")])]),
-    "models": (
-        4,
-        [("LocalSGD", [(3, 5, "exchange")]), ("MGRAWA", [(0, 8, "decision")]), ("EPISODE", [(1, 4, "step")])],
-    ),
-    "two at once, and one while the others meet": (
+    "at every point of a step": (
         5,
-        [("Mean", [(0, 3, "exchange"), (4, 3, "exchange")]), ("SAEF classic", [(0, 2, "exchange"), (2, 2, "shrink")])],
+        [
+            ("AdaCons", [(2, 3, "segment"), (1, 2, "exchange", 0.3)]),
+            ("Mean", [(0, 4, "commit")]),
+            ("SAEF", [(0, 2, "exchange"), (1, 2, "shrink")]),
+        ],
     ),
-    "differences of models": (3, [("DiLoCo", [(2, 5, "exchange")]), ("LocalSGD TopK", [(0, 8, "decision")])]),
-    "more models": (4, [("CELGC", [(1, 5, "status")]), ("LGRAWA", [(0, 5, "exchange")]), ("EASGD", [(1, 8, "step")])]),
-    "the rest": (3, [("Mean clip", [(0, 5, "commit")]), ("LSGD", [(1, 8, "decision")])]),
+    "a host of two ranks, the first of all among them": (
+        6,
+        [("Mean TopK", [([1, 2], 4, "exchange")]), ("SASG", [([0, 2], 5, "status")]), ("EF21", [(1, 6, "step")])],
+    ),
+    "messages between steps": (
+        5,
+        [
+            ("Mean TopK overlap", [(1, 3, "exchange")]),
+            ("AdaCons overlap", [(0, 4, "status")]),
+            ("DiLoCo delay", [(1, 5, "decision")]),
+        ],
+    ),
+    "delays": (4, [("DiLoCo dense delay", [(0, 4, "decision"), (2, 8, "step")]), ("Mean overlap", [(0, 6, "step")])]),
+    "copies on the next rank": (
+        7,
+        [
+            ("Mean TopK buddy=2", [(1, 4, "exchange")]),
+            ("SAEF classic buddy=3", [(0, 5, "decision")]),
+            ("SASG buddy=2", [(3, 7, "exchange")]),
+            ("EF21 buddy=3", [(2, 8, "status")]),
+            ("conserve", [(1, 4, "exchange")]),
+        ],
+    ),
+    "ranks that run out of data": (4, [("join", [(1, 2, "exchange"), (0, 12, "status")])]),
 }
 #: Those that are more of the same.
-MORE = ("more models", "the rest")
+MORE = ("delays",)
+
+
+def survive(ranks, methods, program="lost_worker.py"):
+    """Run a job in which ranks are lost, and see that those that are left follow the simulation to the end."""
+    words = [sys.executable, "-m", "mpi4py", str(HERE / program), json.dumps(methods)]
+    ended = run(mpirun(ranks, *words, tolerant=True), timeout_s=240)
+    assert ended.code == 0, (methods, ended.output)
+    for method, faults in methods:
+        ranks -= sum(1 if isinstance(fault[0], int) else fault[0][1] for fault in faults if len(fault) == 3)
+        name = method.partition(" buddy=")[0]
+        assert ended.output.count(f"{name} ok, {ranks} left") == ranks, (methods, ended.output)
 
 
 @pytest.mark.parametrize("job", [pytest.param(one, marks=pytest.mark.full if one in MORE else ()) for one in JOBS])
 def test_survivors_follow_the_simulation(job):
-    ranks, methods = JOBS[job]
-    text = json.dumps([{"method": method, "faults": faults} for method, faults in methods])
-    words = [sys.executable, "-m", "mpi4py", str(HERE / "lost_worker.py"), text]
-    ended = run(mpirun(ranks, *words, tolerant=True), timeout_s=240)
-    assert ended.code == 0, ended.output
-    for method, faults in methods:
-        ranks -= len(faults)
-        assert ended.output.count(f"{method} ok, {ranks} left") == ranks, ended.output
+    survive(*JOBS[job])
+
+
+@pytest.mark.parametrize("number", range(-(-KILLS // (RANKS - 1))))
+def test_random_faults(number):
+    """All methods, with the parameters of every step compared: bit for bit among the ranks, and with the simulation."""
+    survive(RANKS, jobs(METHODS, KILLS, RANKS, seed=0)[number])
+
+
+#: The same of asynchronous methods, by the program lost_tickets.py.
+TICKETS = (5, [("MGRAWA", [(0, 2, "step")]), ("LGRAWA", [(1, 3, "exchange"), (0, 4, "step")])])
+
+
+def test_tickets_move_to_those_that_are_left():
+    survive(*TICKETS, "lost_tickets.py")
 
 
 def test_data_checkpoints_and_statistics(tmp_path):
@@ -59,6 +106,10 @@ def test_data_checkpoints_and_statistics(tmp_path):
     assert [one["loaded_step"] > 0 for one in seen] == [True, True]
     run_stats = stats.load(tmp_path / "stats")
     assert run_stats is not None
+    # The job that is queued next has all ranks again.
+    ended = run(mpirun(4, *words, "again", tolerant=True), timeout_s=240)
+    assert ended.code == 0, ended.output
+    assert ended.output.count(f"of 4 goes on from step {seen[0]['loaded_step']}") == 4, ended.output
 
 
 def test_not_without_fault_tolerance(tmp_path):

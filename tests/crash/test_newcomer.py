@@ -24,7 +24,7 @@ def somebody():
 def project(somebody):
     """The project in a path with spaces, set up by nobody yet."""
     newcomer.lend_packages(somebody.home / "my wheels", "2.13.0+cpu")
-    return somebody.copy_project("my hpc tools/hpctk")
+    return somebody.copy_project("my hpc tools/hpctk", compiled=True)
 
 
 def environ(somebody):

@@ -60,7 +60,9 @@ def test_a_disk_that_fills_up(tmp_path, small_disk):
 
 
 @pytest.mark.parametrize(
-    "then", ["raise ValueError('of the user')", "sys.exit(3)", "os.abort()"], ids=["exception", "exit", "abort"]
+    "then",
+    ["raise ValueError('of the user')", pytest.param("sys.exit(3)", marks=pytest.mark.full), "os.abort()"],
+    ids=["exception", "exit", "abort"],
 )
 def test_a_job_that_fails_leaves_what_it_flushed(tmp_path, then):
     settings = {"HPCTK_STATS": str(tmp_path / "stats"), "HPCTK_STATS_FLUSH_S": "0"}

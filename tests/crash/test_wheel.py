@@ -1,6 +1,7 @@
 """The sdist, the wheel that is built from it, and every command of that wheel, installed away from the checkout."""
 
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -90,7 +91,10 @@ def test_job_scripts_come_out_of_it(wheel, tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """A function that runs a command of an environment with the wheel, where packages and mpirun are lent."""
+    """A function that runs a command of an environment with the wheel, where packages and mpirun are lent.
+
+    All but numba, which the wheel does not need: in a new place it would compile all kernels anew, for a minute.
+    """
     place = tmp_path_factory.mktemp("elsewhere")
     venv, work = place / "venv", place / "work"
     work.mkdir()
@@ -100,6 +104,7 @@ def installed(wheel, tmp_path_factory):
     assert ended.code == 0, ended.output
     (packages,) = venv.glob("lib/python*/site-packages")
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    shutil.copy(ROOT / "tests" / "support" / "without_numba" / "numba.py", packages)
     (venv / "bin" / "mpirun").write_text(f'#!/bin/sh\nexec "{Path(sys.executable).parent}/mpirun" "$@"\n')
     (venv / "bin" / "mpirun").chmod(0o755)
 

@@ -29,7 +29,7 @@ import hpctk  # noqa: E402
 
 COMPRESSORS = {
     "Identity": hpctk.Identity(), "Half": hpctk.Half(), "TopK": hpctk.TopK(0.3), "RandomK": hpctk.RandomK(0.3),
-    "Sign": hpctk.Sign(), "QSGD": hpctk.QSGD(4), "PowerSGD": hpctk.PowerSGD(1),
+    "Sign": hpctk.Sign(), "QSGD": hpctk.QSGD(4), "PowerSGD": hpctk.PowerSGD(1), "ChunkTopK": hpctk.ChunkTopK(2, 8),
     "Threshold": Threshold(0.05),
 }  # fmt: skip
 GRADIENT_METHODS = {
@@ -37,6 +37,7 @@ GRADIENT_METHODS = {
     **{f"Mean {name}": hpctk.Mean(compressor) for name, compressor in COMPRESSORS.items()},
     "AdaCons": hpctk.AdaCons(),
     "AdaCons layerwise": hpctk.AdaCons(layerwise=True),
+    "EF21": hpctk.EF21(hpctk.TopK(0.1)),
 }
 METHODS = {
     **GRADIENT_METHODS,
@@ -49,7 +50,7 @@ METHODS = {
     "MGRAWA asynchronous": hpctk.MGRAWA(period=2, asynchronous=True),
     "CELGC": hpctk.CELGC(0.1, period=2),
     "EPISODE": hpctk.EPISODE(0.1, period=2),
-    "EF21": hpctk.EF21(hpctk.TopK(0.1)),
+    "SA-PEF": hpctk.SAEF(hpctk.TopK(0.3), step_ahead=0.85, period=2),
     "DiLoCo": hpctk.DiLoCo(period=2),
     "DiLoCo streaming": hpctk.DiLoCo(period=4, fragments=2, delay=1, compressor=hpctk.TopK(0.3)),
     "SparseLoCo": hpctk.SparseLoCo(period=2, k=2, chunk=4),

@@ -60,6 +60,36 @@ def attached(method):
     return made, hpctk.fsdp.attach(made, method, MESH)
 
 
+#: All that sends all, and one of every compressor.
+ALL = {
+    "Identity": hpctk.Mean(hpctk.Identity()),
+    "TopK": hpctk.Mean(hpctk.TopK(1.0)),
+    "RandomK": hpctk.Mean(hpctk.RandomK(1.0)),
+    "EF21": hpctk.EF21(hpctk.Identity(), momentum=0.0),
+}
+METHODS = {
+    **{f"all by {name}": method for name, method in ALL.items()},
+    **{
+        f"Mean {type(each).__name__}": hpctk.Mean(each)
+        for each in (
+            hpctk.Half(), hpctk.TopK(0.2), hpctk.RandomK(0.2), hpctk.Sign(), hpctk.QSGD(6), hpctk.ChunkTopK(2, 8),
+        )
+    },
+    "EF21 TopK": hpctk.EF21(hpctk.TopK(0.2)),
+}  # fmt: skip
+
+
+def after_five_steps(method, dense):
+    """Return the digest of the parameters, and how far they are from those of the dense run."""
+    made, _ = attached(method)
+    train(made, 5)
+    far = max(
+        float((p.full_tensor() - q.full_tensor()).abs().max())
+        for p, q in zip(made.parameters(), dense.parameters(), strict=True)
+    )
+    return digest(made), far
+
+
 def main():
     found = {}
     dense = model(MESH)
@@ -67,6 +97,8 @@ def main():
     ours, _ = attached(hpctk.Mean())
     train(ours, 5)
     found["dense"], found["mean"] = digest(dense), digest(ours)
+
+    found["methods"] = {name: after_five_steps(method, dense) for name, method in METHODS.items()}
 
     sparse, work = attached(hpctk.Mean(hpctk.TopK(0.2)))
     losses = train(sparse, 20)

@@ -27,6 +27,13 @@ def test_mean_is_what_torch_computes_over_both_dimensions(found):
     assert len(digests(found, "dense", "mean")) == 1
 
 
+def test_every_compressor_leaves_all_replicas_alike(found):
+    for name, (wanted, far) in found[0]["methods"].items():
+        assert {one["methods"][name][0] for one in found} == {wanted}, name
+        # What sends all is the dense mean up to a rounding; what does not is near it.
+        assert far < (1e-6 if name.startswith("all by") else 0.2), name
+
+
 def test_it_trains_with_fewer_bytes(found):
     assert all(last < first for first, last in (one["losses"] for one in found))
     dense_bytes = 4 * (6 * 16 + 16 + 16 * 5 + 5) / 2

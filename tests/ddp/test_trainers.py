@@ -49,3 +49,12 @@ def test_without_residuals_lightning_says_so(runs):
     resumed, output = trained(name, parts, "--epochs", "2", "--resume")
     assert "without residuals or whatever else SAEF keeps" in output
     assert resumed[0][-1] != straight[0][-1]
+
+
+def test_lightning_clips_what_all_ranks_have_come_to(tmp_path):
+    job = ROOT / "tests" / "ddp" / "clipped_lightning.py"
+    ended = run(torchrun(2, str(job)), timeout_s=150, cwd=tmp_path)
+    assert ended.code == 0, ended.output
+    said = re.findall(r"rank (\d): (\S+) apart, (\d) clipped", ended.output)
+    assert sorted(rank for rank, _, _ in said) == ["0", "0", "1", "1"], ended.output
+    assert all(float(far) < 1e-14 and clipped == "3" for _, far, clipped in said), ended.output

@@ -10,12 +10,13 @@ JOB = Path(__file__).parent / "every_method.py"
 RANKS = 2
 GRADIENT_METHODS = [
     "Mean", "Mean Threshold",
-    *(f"Mean {name}" for name in ("Identity", "Half", "TopK", "RandomK", "Sign", "QSGD", "PowerSGD")),
-    "AdaCons", "AdaCons layerwise",
+    *(f"Mean {name}" for name in ("Identity", "Half", "TopK", "RandomK", "Sign", "QSGD", "PowerSGD", "ChunkTopK")),
+    "AdaCons", "AdaCons layerwise", "EF21",
 ]  # fmt: skip
 OTHER_METHODS = [
     "SASG", "SAEF", "SAEF Threshold", "SAEF one-bit",
     "MGRAWA", "LGRAWA", "MGRAWA asynchronous", "CELGC", "LocalSGD", "EASGD", "LSGD",
+    "EPISODE", "SA-PEF", "DiLoCo", "DiLoCo streaming", "SparseLoCo", "CELGC TopK",
 ]  # fmt: skip
 
 

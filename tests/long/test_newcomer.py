@@ -27,5 +27,10 @@ def test_quickstart(somebody, folder):
     for method in ("mean", "adacons", "sasg", "saef", "mgrawa", "lgrawa", "celgc"):
         assert method in table
     assert (project / "runs" / "quickstart" / "picture.png").exists()
+    # What one process compiled before the ranks started was all they needed: none compiled anything beside the others.
+    started = (project / "runs" / "quickstart" / "settings.toml").stat().st_mtime
+    kernels = list((project / "hpctk" / "kernels" / "__pycache__").glob("*.nbc"))
+    assert kernels
+    assert [one.name for one in kernels if one.stat().st_mtime > started] == []
     assert somebody.left_behind() == []
     shutil.rmtree(project)

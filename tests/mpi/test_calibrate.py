@@ -7,10 +7,14 @@ import pytest
 import torch
 
 import hpctk
+from hpctk.collectives.engine.elements import InPlace
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.tuning import auto, calibrate
 from hpctk.collectives.tuning.calibration import Calibration
 from hpctk.errors import SettingError
+from hpctk.schedules import build
 from hpctk.schedules.core.registry import names
+from hpctk.schedules.cost.machine import Machine
 
 
 @pytest.fixture
@@ -30,14 +34,31 @@ def test_all_ranks_measure_the_same(world, restored, monkeypatch):
     assert Calibration.from_json(found.to_json()) == found
 
 
-@pytest.mark.parametrize(("slow", "chosen"), [((), 983040), (("ring",), 61440), (("halving_doubling",), 61440)])
-def test_long_messages_are_chosen_where_no_schedule_loses_by_them(world, monkeypatch, slow, chosen):
+@pytest.mark.parametrize(
+    ("slow", "longest", "most"), [((), 983040, 64), (("ring",), 61440, 24), (("halving_doubling",), 61440, 24)]
+)
+def test_the_engine_is_set_to_what_no_schedule_loses_by(world, monkeypatch, slow, longest, most):
     def took(here, run):
-        plan, long = run.args[0].name, run.keywords["segment_bytes"] > 100_000
-        return 1.0 if not long else 2.0 if plan in slow else 1e5 / run.keywords["segment_bytes"]
+        plan, given = run.args[0].name, run.keywords
+        gain = 61440 / given["segment_bytes"] if "flight" not in given else 24 / given["flight"]
+        return 1.0 if gain >= 1 else 2.0 if plan in slow else gain
 
     monkeypatch.setattr(calibrate, "timed", took)
-    assert calibrate.best_segment(world) == (chosen if world.size > 1 else 61440)
+    found = calibrate.engine_figures(world)
+    assert (found["segment_bytes"], found["sends"]) == ((longest, most) if world.size > 1 else (61440, 24))
+
+
+def test_the_calibrated_number_of_sends_is_under_way(world, restored):
+    if world.size == 1:
+        return
+    auto.use(world, Calibration(Machine(sends=3)))
+    n, under_way = 100 * 61440, []
+    run = engine_of(world).start(build("ring", "allreduce", world.size), InPlace(np.ones(n, np.uint8), 1, "uint8"))
+    while not run.done:
+        under_way.append(len(run._sending.items))
+        engine_of(world).progress()
+    # One more where what stands first in the plan must not wait.
+    assert 1 < max(under_way) <= 4
 
 
 def test_auto_takes_what_was_measured_fastest(world, restored):

@@ -10,7 +10,7 @@ import torch
 import hpctk
 from hpctk.collectives.engine.consensus_weights import SCALES, ConsensusState
 from hpctk.collectives.engine.elements import InPlace
-from hpctk.collectives.engine.engine import SEGMENT_BYTES, engine_of
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.plan_run import SCRATCH
 from hpctk.errors import MismatchError, PeerError, SettingError, TensorError
 from hpctk.schedules import bounds, build
@@ -104,7 +104,7 @@ def test_extra_memory_is_at_most_two_copies(world, schedule, dtype):
     parts = elements(flat, dtype_of(flat), "sum")
     plan = build(schedule, "allreduce", world.size, nodes=world.nodes)
     run = engine.run(plan, parts)
-    scratch = SCRATCH * SEGMENT_BYTES
+    scratch = SCRATCH * engine.machine.segment_bytes
     # float32: scratch only. Shorter floats: a float32 copy, two copies' worth, and the scratch.
     copies = 2 if dtype == torch.bfloat16 else 0
     assert run.extra_bytes <= copies * flat.numel() * flat.element_size() + scratch

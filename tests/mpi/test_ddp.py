@@ -389,8 +389,8 @@ def test_what_attach_refuses(process_group):
         wrap(net(), process_group, schedule="mpi")
     with pytest.raises(SettingError, match="on_bad_gradient='ignore'"):
         wrap(net(), process_group, on_bad_gradient="ignore")
-    with pytest.raises(TensorError, match="parameters of bfloat16"):
-        wrap(net(dtype=torch.bfloat16), process_group)
+    with pytest.raises(TensorError, match="parameters of bfloat16, float64"):
+        wrap(torch.nn.ModuleList([net(), net(dtype=torch.bfloat16)]), process_group)
     wrapped, _ = wrap(net(), process_group)
     with pytest.raises(SettingError, match="has a communication hook already"):
         hpctk.ddp.attach(wrapped, hpctk.Mean())

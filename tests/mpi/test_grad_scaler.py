@@ -26,7 +26,7 @@ def shared_by(method, opt):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ranks_stay_in_step(world, recipe, method):
-    if recipe == "synchronize" and method == "SAEF":
+    if recipe == "synchronize" and method.startswith("SAEF"):
         pytest.skip("synchronize() is for gradient methods")
     model, base = scaled_model()
     opt = hpctk.DistributedOptimizer(base, METHODS[method](), model=model, on_bad_gradient="skip")
@@ -35,12 +35,12 @@ def test_ranks_stay_in_step(world, recipe, method):
 
 
 @pytest.mark.parametrize("recipe", ["plain", "synchronize"])
-@pytest.mark.parametrize("method", ["Mean", "AdaCons"])
+@pytest.mark.parametrize("method", ["Mean", "Mean of TopK", "AdaCons"])
 def test_overlap(world, recipe, method):
     model, base = scaled_model()
     opt = hpctk.DistributedOptimizer(base, METHODS[method](), model=model, overlap=True, on_bad_gradient="skip")
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
-    for t in range(30):
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    for t in range(STEPS):
         opt.zero_grad()
         loss = loss_of(model, world.rank, t)
         # An infinity must come out of backward itself: later it would be a gradient that was changed.
@@ -49,7 +49,7 @@ def test_overlap(world, recipe, method):
         RECIPES[recipe](scaler, opt, model)
         text = b"".join(x.tobytes() for x in values(model)).hex()
         world.agree(f"step {t}", [("scale", scaler.get_scale()), ("bits", text)])
-    assert opt.stats.counts["skipped_steps"] == 8
+    assert opt.stats.counts["skipped_steps"] == len(range(1, STEPS, 4))
 
 
 def test_an_overflow_is_no_error_where_bad_gradients_are(world):
@@ -112,15 +112,15 @@ def test_a_local_method_unscales_and_skips_by_itself(world):
     assert all((abs(x) < 1e6).all() for x in values(model))
 
 
-@pytest.mark.parametrize("method", ["Mean", "Mean of TopK", "AdaCons"])
+@pytest.mark.parametrize("method", ["Mean", "Mean of TopK", "AdaCons", "EF21"])
 @pytest.mark.parametrize("recipe", ["plain", "unscale_ and clip"])
 def test_attached_to_ddp(process_group, recipe, method):
     here = hpctk.comm.world.world(process_group)
     model, base = scaled_model()
     ddp = DistributedDataParallel(model, process_group=process_group)
     attached = hpctk.ddp.attach(ddp, METHODS[method](), on_bad_gradient="skip")
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
-    for t in range(60):
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    for t in range(STEPS):
         base.zero_grad()
         loss = loss_of(ddp, here.rank, t)
         unlucky = t % 4 == 1 and here.rank == t % here.size
@@ -129,14 +129,89 @@ def test_attached_to_ddp(process_group, recipe, method):
         text = b"".join(x.tobytes() for x in values(model)).hex()
         here.agree(f"step {t}", [("scale", scaler.get_scale()), ("bits", text)])
         assert all((abs(x) < 1e6).all() for x in values(model))
-    assert attached.stats.counts["skipped_steps"] == 15
+    assert attached.stats.counts["skipped_steps"] == len(range(1, STEPS, 4))
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_ddp_optimizer(process_group, recipe):
+def test_ddp_optimizer(process_group, recipe, method):
+    if recipe == "synchronize" and method.startswith("SAEF"):
+        pytest.skip("synchronize() is for gradient methods")
     here = hpctk.comm.world.world(process_group)
     model, base = scaled_model()
     opt = hpctk.ddp.DistributedOptimizer(
-        base, hpctk.Mean(hpctk.TopK(0.5)), model=model, group=process_group, on_bad_gradient="skip"
+        base, METHODS[method](), model=model, group=process_group, on_bad_gradient="skip"
     )
-    assert_in_step(here, model, opt, RECIPES[recipe], STEPS)
+    assert_in_step(here, model, opt, RECIPES[recipe], STEPS, shared=shared_by(method, opt))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_in_half_precision(world, dtype, method):
+    """Unscaled in float32: torch refuses unscale_() on float16 gradients, not the step that does it here."""
+    for recipe in ("plain",) if dtype == torch.float16 else ("plain", "unscale_ and clip"):
+        model, base = scaled_model(dtype)
+        opt = hpctk.DistributedOptimizer(base, METHODS[method](), model=model, on_bad_gradient="skip")
+        _, skipped = assert_in_step(world, model, opt, RECIPES[recipe], STEPS, shared=shared_by(method, opt))
+        assert opt.stats.counts["skipped_steps"] == skipped
+
+
+@pytest.mark.parametrize("method", ["Mean of TopK", "SAEF"])
+def test_several_optimizers_under_one_scaler(world, method):
+    """An infinity for one of them holds back that one, and lowers the one scale, on all ranks."""
+    parts = [scaled_model() for _ in range(2)]
+    opts = [hpctk.DistributedOptimizer(base, METHODS[method](), model=model) for model, base in parts]
+    shared = [
+        shared_by(method, opt) or (lambda model=model: values(model))
+        for opt, (model, _) in zip(opts, parts, strict=True)
+    ]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    for t in range(STEPS):
+        for number, (model, _) in enumerate(parts):
+            opts[number].zero_grad()
+            scaler.scale(loss_of(model, world.rank, t)).backward()
+            if t % 8 == number and world.rank == t % world.size:
+                model[0].weight.grad[0, 0] = float("inf")
+        for opt in opts:
+            scaler.step(opt)
+        scaler.update()
+        text = b"".join(x.tobytes() for held in shared for x in held()).hex()
+        world.agree(f"step {t}", [("scale", scaler.get_scale()), ("bits", text)])
+    assert [opt.stats.counts["skipped_steps"] for opt in opts] == [len(range(n, STEPS, 8)) for n in range(2)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_accumulated(world, overlap):
+    """Two backward passes of a step, the scale unchanged between them."""
+    model, base = scaled_model()
+    method = hpctk.Mean(hpctk.TopK(0.5))
+    opt = hpctk.DistributedOptimizer(base, method, model=model, overlap=overlap, on_bad_gradient="skip")
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    for t in range(STEPS):
+        opt.zero_grad()
+        unlucky = t % 4 == 1 and world.rank == t % world.size
+        with opt.no_sync():
+            scaler.scale(loss_of(model, world.rank, 2 * t) * (float("inf") if unlucky else 1.0)).backward()
+        scaler.scale(loss_of(model, world.rank, 2 * t + 1)).backward()
+        RECIPES["plain"](scaler, opt, model)
+        text = b"".join(x.tobytes() for x in values(model)).hex()
+        world.agree(f"step {t}", [("scale", scaler.get_scale()), ("bits", text)])
+    assert opt.stats.counts["skipped_steps"] == len(range(1, STEPS, 4))
+
+
+def test_ddp_hook_unscales_what_travels(process_group):
+    """The hook is given the scaler: a wire of float16, which saturates at 65504, sees unscaled gradients."""
+    trained = []
+    for scale in (None, 2.0**4, 2.0**20):
+        model, base = scaled_model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=3, enabled=scale is not None)
+        ddp = DistributedDataParallel(model, process_group=process_group)
+        hpctk.ddp.attach(ddp, hpctk.Mean(hpctk.Half()), grad_scaler=scaler)
+        rank = hpctk.comm.world.world(process_group).rank
+        for t in range(8):
+            base.zero_grad()
+            scaler.scale(loss_of(ddp, rank, t)).backward()
+            RECIPES["plain"](scaler, base, model)
+        trained.append(values(model))
+    for other in trained[1:]:
+        assert all((a == b).all() for a, b in zip(trained[0], other, strict=True))

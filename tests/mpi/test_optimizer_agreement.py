@@ -60,14 +60,15 @@ WRONG = {
     "give either model= or named": lambda: hpctk.DistributedOptimizer(
         sgd((model := net()).parameters()), hpctk.Mean(), model=model, named_parameters=named(model)
     ),
-    "parameters of float16: need all float32": lambda: wrapped(net(dtype=torch.float16)),
-    "parameters of bfloat16: need all float32": lambda: wrapped(net(dtype=torch.bfloat16)),
+    "parameters of float16, float64: need all float64, or float32": lambda: wrapped(
+        torch.nn.ModuleList([net(dtype=torch.float16), net()])
+    ),
     "parameters of float32, float64: need": mixed,
     "no parameter of the optimizer requires a gradient": lambda: half_frozen(net()),
     "overlap=True: LocalSGD does not exchange gradients": lambda: wrapped(net(), hpctk.LocalSGD(), overlap=True),
     "on_bad_gradient='ignore': allowed are raise, skip": lambda: wrapped(net(), on_bad_gradient="ignore"),
     "check_every=-1: need": lambda: wrapped(net(), check_every=-1),
-    "schedule='rnig': known are": lambda: wrapped(net(), schedule="rnig"),
+    "schedule='rnig': did you mean ring? known are": lambda: wrapped(net(), schedule="rnig"),
 }
 
 

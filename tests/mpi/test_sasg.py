@@ -8,6 +8,7 @@ import pytest
 import torch
 from methods_driver import BASES, Quadratic, assert_same_bits
 from simulation import SIMULATIONS, tensors
+from simulation import compress as simulation_compress
 from simulation.compress import TopK
 from simulation.problem import FixedProblem, Problem
 
@@ -158,6 +159,42 @@ def test_follows_the_simulation(world, base):
     counts = job.counts
     assert counts["uploads"] + counts["skips"] == steps
     assert counts["rounds"] == counts["uploads"]
+
+
+CHUNKS = {"k": 2, "chunk": 5}
+
+
+@pytest.mark.parametrize("more", [{}, {"codebook": "signed"}, {"bits": None}], ids=["sigma", "signed", "all bits"])
+def test_uploads_by_chunks_follow_the_simulation(world, more):
+    problem, steps, settings = Problem(world.size, seed=7), 10, {"alpha": 20.0, "max_delay": 3, "warmup": 2}
+    ours, simulated = BASES["momentum"]
+    chosen = simulation_compress.ChunkTopK(**CHUNKS, **more)
+    wanted = SIMULATIONS["SASG"](problem, steps, simulated, lr=FALLING, compressor=chosen, **settings)
+    compressor = hpctk.ChunkTopK(**CHUNKS, **more)
+    job = Job(world, problem, SASG(compressor=compressor, **settings), ours)
+    for t in range(steps):
+        job.step(t, lr=FALLING)
+        close(job.w(), wanted.consensus[t], 1e-10)
+        close(job.residuals(), wanted.log["residuals"][t][world.rank], 1e-10)
+        for k in range(world.size):
+            close(job.q(k), wanted.log["q"][t][k], 1e-10)
+    assert_same_bits(world, job.w())
+    uploads = sum(map(sum, wanted.log["uploads"]))
+    assert 0 < uploads < steps * world.size, "the case shows nothing"
+    nbytes = sum(compressor.wire_bytes(a.size, 8) for a in job.w())
+    assert job.counts["upload_bits"] == 8 * nbytes * job.counts["uploads"]
+
+
+def test_a_bad_update_leaves_the_residuals_of_chunks_as_they_are(world):
+    # Finite gradients whose update is not: the rate overflows.
+    job = Job(world, Problem(world.size), SASG(alpha=-1, compressor=hpctk.ChunkTopK(**CHUNKS)))
+    job.step(0)
+    before = [a.copy() for a in job.residuals()]
+    with pytest.raises(HpctkError):
+        job.step(1, lr=lambda t: 1e308 if world.rank == 0 else 0.1)
+        job.step(2, lr=lambda t: 0.1)
+    if world.rank == 0:
+        same(job.residuals(), before)
 
 
 # Invariants
@@ -540,6 +577,9 @@ def test_goes_on_from_a_checkpoint_bit_for_bit(world):
         {"warmup": True},
         {"warmup": None},
         {"reduce": "max"},
+        {"compressor": hpctk.Sign()},
+        {"compressor": hpctk.TopK(0.1, keep=True)},
+        {"compressor": hpctk.ChunkTopK(min_elements=5)},
     ],
     ids=str,
 )

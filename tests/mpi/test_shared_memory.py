@@ -72,7 +72,7 @@ def test_bytes_are_counted(world):
 
 
 def test_without_room_for_it_messages_are_sent_instead(world, monkeypatch, caplog):
-    def refuse(nbytes):
+    def refuse(path, nbytes):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(world, "_window", None)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from methods_driver import BASES, Quadratic, assert_same_bits, drive
+from methods_driver import BASES, Quadratic, assert_follows, assert_same_bits, drive
+from simulation import SIMULATIONS, compress
 from simulation.problem import FixedProblem, Problem
 
 import hpctk
@@ -50,6 +51,26 @@ def test_worked_example(world, name):
         half = drive(world, EXAMPLE, method, 2, SGD)
         (left,) = half.optimizer.local_state_dict()["common"]["residuals"].values()
         np.testing.assert_allclose(left.numpy(), RESIDUALS[world.rank], rtol=0, atol=6e-9)
+
+
+def falling(t):
+    return 0.1 / (1 + 0.3 * t)
+
+
+@pytest.mark.parametrize(("base", "codebook", "reduce"), [
+    ("momentum", "sigma", "contributors"), ("adamw", "signed", "contributors"), ("nesterov", "sigma", "mean"),
+])  # fmt: skip
+def test_follows_the_simulation(world, base, codebook, reduce):
+    """As DiLoCo without an outer optimizer, by an arithmetic that shares no code with it."""
+    problem, (ours, simulated) = Problem(world.size, seed=12), BASES[base]
+    chunks = {"k": 2, "chunk": 8, "codebook": codebook}
+    seen = drive(world, problem, hpctk.SparseLoCo(period=3, **chunks, reduce=reduce), 13, ours, lr=falling)
+    plain = {"period": 3, "outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False, "feedback": 0.95}
+    wanted = SIMULATIONS["DiLoCo"](
+        problem, 13, simulated, lr=falling, compressor=compress.ChunkTopK(**chunks), reduce=reduce, **plain
+    )
+    assert_follows(world, seen, wanted)
+    assert_same_bits(world, seen.consensus[-1], "x")
 
 
 def test_it_is_diloco_with_its_settings(world):

@@ -30,6 +30,29 @@ def test_training_by_mpirun(slurm, tmp_path, trained):
     assert job.facts()["NodeList"].startswith("n[")
 
 
+#: Trains by four steps, of which the last two are done by one rank alone.
+LOSES_A_RANK = """
+import os, signal
+import torch, hpctk
+model = torch.nn.Linear(2, 2)
+opt = hpctk.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), hpctk.Mean(), model=model)
+for t in range(4):
+    if t == 2 and opt.world.size == 2 and opt.world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    opt.zero_grad()
+    model(torch.ones(2)).sum().backward()
+    opt.step()
+print("ranks at the end:", opt.world.size, "steps:", opt.stats.steps)
+"""
+
+
+def test_going_on_without_a_rank(slurm, tmp_path):
+    (tmp_path / "loses.py").write_text(LOSES_A_RANK)
+    job = slurm.submit(tmp_path, "mpirun", "loses", *SIZE, "--on-lost-rank", "shrink", "--", "python", "loses.py")
+    assert job.ended() == "COMPLETED", job.log()
+    assert "ranks at the end: 1 steps: 4" in job.log()
+
+
 def example(name, tmp_path):
     shutil.copy(ROOT / "examples" / name, tmp_path)
     return ["python", name, "--epochs", "2", "--folder", "{run}"]

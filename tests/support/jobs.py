@@ -66,6 +66,10 @@ def run(command: list[str], timeout_s: float = 60, cwd: Path = ROOT, **environ: 
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         raise AssertionError(f"{' '.join(command)} did not end within {timeout_s} s:\n{output}") from None
+    except KeyboardInterrupt:
+        # The terminal's Ctrl-C does not reach a group of its own.
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return Ended(process.returncode, output, time.monotonic() - began)
 
 

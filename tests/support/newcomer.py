@@ -28,6 +28,8 @@ from jobs import ROOT, Ended
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 PATH = "/usr/local/bin:/usr/bin:/bin"
 MPIRUN = Path(sys.executable).parent / "mpirun"
+#: Where numba keeps what it has compiled.
+KERNELS = "hpctk/kernels/__pycache__"
 #: The packages that work where they were unpacked.
 REPACKED = ("setuptools", "wheel")
 
@@ -57,8 +59,11 @@ class Newcomer:
         """Return what is in their temporary folder; torch's own folder, which stays there for later, does not count."""
         return [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
-    def copy_project(self, folder: str) -> Path:
-        """Return a copy of the project's files in a folder of theirs."""
+    def copy_project(self, folder: str, *, compiled: bool = False) -> Path:
+        """Return a copy of the project's files in a folder of theirs.
+
+        `compiled`: and of the kernels that are compiled, which would take them a minute.
+        """
         target = self.home / folder
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -69,6 +74,11 @@ class Newcomer:
                 continue
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+        if compiled:
+            (target / KERNELS).mkdir()
+            # By numba's rules of what fits: the sources have kept their times.
+            for kernel in (ROOT / KERNELS).glob("*.nb[ic]"):
+                shutil.copy2(kernel, target / KERNELS)
         self.own(self.home)
         return target
 

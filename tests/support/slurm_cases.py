@@ -17,7 +17,10 @@ CASES = {
         "--module", "gcc/12", "--module", "openmpi", "--venv", "my venv", "--setup", "ulimit -l unlimited",
         "--sbatch=--exclusive", "--sbatch=--exclude=n[1-2]", "--", "hpctk", "train", "digits", "--method", "saef",
     ],
-    "mpirun": ["--run", "my runs/$(one)", "--", "python", "train.py", "{run}/checkpoints", "a b", "$HOME", "it's"],
+    "mpirun": [
+        "--on-lost-rank", "shrink", "--run", "my runs/$(one)",
+        "--", "python", "train.py", "{run}/checkpoints", "a b", "$HOME", "it's",
+    ],
     "horovod": ["--gpus-per-node", "2", "--", "python", "-u", "train_horovod.py", "--folder={run}"],
     "ddp": ["--ntasks-per-node", "4", "--cpus-per-task", "3", "--", "python", "train_ddp.py", "--folder", "{run}"],
     "gpu": ["--nodes", "8", "--gpus-per-node", "2", "--ntasks-per-node", "2", "--", "./train.py", "{run}"],

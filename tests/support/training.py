@@ -19,9 +19,9 @@ def net(seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
 
 def loss_of(model: torch.nn.Module, rank: int, t: int) -> torch.Tensor:
     """Return the loss of a rank's batch number t."""
-    dtype = next(model.parameters()).dtype
+    like = next(model.parameters())
     generator = torch.Generator().manual_seed(1000 * rank + t)
-    x, y = (torch.randn(5, n, generator=generator, dtype=torch.float64).to(dtype) for n in (3, 2))
+    x, y = (torch.randn(5, n, generator=generator, dtype=torch.float64).to(like) for n in (3, 2))
     return ((model(x) - y) ** 2).mean()
 
 

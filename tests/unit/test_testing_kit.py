@@ -7,12 +7,16 @@ import torch
 
 from hpctk.compressors import Half, Identity, RandomK, Sign
 from hpctk.schedules import SCHEDULES, Schedule, ring
-from hpctk.testing import check_compressor, check_schedule
+from hpctk.testing import check_compressor, check_method, check_schedule
 
 
 @pytest.mark.parametrize("make", [Identity, lambda: RandomK(0.3)], ids=["Identity", "RandomK"])
 def test_our_compressors_pass(make):
     check_compressor(make)
+
+
+def test_sasg_passes_at_its_defaults_which_are_for_sgd_without_momentum():
+    check_method("sasg", momentum=0)
 
 
 @dataclass(eq=False, repr=False)

@@ -12,8 +12,8 @@ import hpctk
 from hpctk.errors import SettingError
 
 
-def strategy(optimizers=1):
-    made = hpctk.lightning.Strategy(hpctk.Mean())
+def strategy(optimizers=1, method=None):
+    made = hpctk.lightning.Strategy(hpctk.Mean() if method is None else method)
     made._optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1) for _ in range(optimizers)]
     return made
 
@@ -23,13 +23,13 @@ def strategy(optimizers=1):
     [
         (2, True, None, "2 optimizers: hpctk.lightning.Strategy takes one"),
         (1, False, None, "automatic_optimization=False"),
-        (1, True, 0.5, r"gradient_clip_val=0.5: .* hpctk.Mean\(clip=...\)"),
+        (1, True, 0.5, r"gradient_clip_val=0.5: SAEF exchanges no gradients.* hpctk.CELGC or hpctk.EPISODE"),
     ],
 )
 def test_what_lightning_cannot(optimizers, automatic, clip, words):
     trainer, module = SimpleNamespace(gradient_clip_val=clip), SimpleNamespace(automatic_optimization=automatic)
     with pytest.raises(SettingError, match=words):
-        strategy(optimizers)._check(trainer, module)
+        strategy(optimizers, hpctk.SAEF(hpctk.TopK(0.1)))._check(trainer, module)
 
 
 def test_a_strategy_needs_a_method():

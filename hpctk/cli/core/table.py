@@ -26,10 +26,14 @@ def results_table(entries: Mapping[str, Mapping[str, Any]]) -> str:
 
     What it reached is the verdict on held-out data, of the model that the method wants evaluated. The loss of the last
     training steps is in result.json: of the models that the ranks had then, each on its own few samples, so that it
-    says little about the method. Bytes and seconds are those of the rank that had most, rounds a mean.
+    says little about the method. Bytes and seconds are those of the rank that had most, rounds a mean; `predicted` is a
+    step on a network, which the seconds of one machine say nothing of.
     """
+    # Not above: other tables need no prices.
+    from hpctk.advise.elsewhere import WHERE, predicted
+
     metrics = list(next(iter(entries.values()))["metrics"])
-    rows = []
+    elsewhere, rows = predicted(entries), []
     for name, entry in entries.items():
         ranks = entry["ranks"]
         sent = [rank["sent_bytes"] for rank in ranks]
@@ -41,9 +45,12 @@ def results_table(entries: Mapping[str, Mapping[str, Any]]) -> str:
                 f"{sum(rank['rounds'] for rank in ranks) / len(ranks):.0f}",
                 "MPI does not tell" if None in sent else bytes_text(max(sent)),
                 f"{max(rank['seconds'] for rank in ranks):.1f}",
+                "-" if elsewhere[name] is None else seconds_text(elsewhere[name]),
             ]
         )
-    text = table(["method", *metrics, "steps", "rounds", "sent per rank", "seconds"], rows)
+    text = table(["method", *metrics, "steps", "rounds", "sent per rank", "seconds", "predicted"], rows)
+    if any(seconds is not None for seconds in elsewhere.values()):
+        text += f"\npredicted: a step at {WHERE}"
     early = [name for name, entry in entries.items() if not entry["complete"]]
     return text + (f"\n\nended by the time budget: {', '.join(early)}" if early else "")
 

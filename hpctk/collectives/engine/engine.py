@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from hpctk.collectives.engine.call_recording import CallRecording, emit
 from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.handle import Handle
+from hpctk.collectives.engine.hierarchical_run import UNDER_WAY, HierarchicalRun
 from hpctk.collectives.engine.plan_run import DenseRun, Kept, Run
 from hpctk.collectives.engine.ragged_run import RaggedBlocks, RaggedRun
-from hpctk.collectives.engine.shared_memory_run import SharedMemoryRun
+from hpctk.collectives.engine.shared_memory_run import SharedMemoryRun, summing
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
 from hpctk.comm.agreement import OneThread
@@ -25,21 +28,16 @@ from hpctk.comm.buffers import Dtype
 from hpctk.comm.shared_window import SharedWindow
 from hpctk.comm.transport import Transport
 from hpctk.comm.world import World
+from hpctk.schedules import hierarchical
 from hpctk.schedules.core.plan import Plan, bounds
-from hpctk.schedules.core.registry import SHARED_MEMORY
-from hpctk.telemetry.recorder import Call, Counter, Recorder, Recorders, Span, dense_sent
-from hpctk.telemetry.traffic import Traffic
+from hpctk.schedules.core.registry import HIERARCHICAL, SHARED_MEMORY
+from hpctk.schedules.cost.machine import Machine
+from hpctk.telemetry.recorder import Call, Recorder, Recorders, Span
 
 #: Runs that may be under way at once; each has tags of its own.
 LANES = 16
 #: Lanes that are reserved for runs which ranks start in different orders, see `reserve`.
 RESERVED = 4096
-#: The longest message. Below the eager limit of Open MPI's TCP, so that two ranks that send to each
-#: other at once both get the full bandwidth; long enough that the work per message does not count.
-SEGMENT_BYTES = 61440
-#: Sends of a run under way at once. Enough to fill the network both ways; more would let the streams to
-#: several ranks share a link, unevenly, instead of following each other as the plan has it.
-FLIGHT = 24
 
 
 class Entry(NamedTuple):
@@ -51,11 +49,13 @@ class Entry(NamedTuple):
     span: Span | None
 
 
-class Engine:
+class Engine(CallRecording):
     """Runs plans over a transport.
 
     Every call goes to `recorders`, to which the engine adds its own `counter`; `one_thread` is held by whoever uses the
-    transport, and `segment_bytes` returns the longest message.
+    transport, and `machine` returns the longest message and the sends of a run that are under way at once: enough to
+    fill the network both ways; more would let the streams to several ranks share a link, unevenly, instead of following
+    each other as the plan has it.
     """
 
     def __init__(
@@ -63,14 +63,11 @@ class Engine:
         transport: Transport,
         recorders: Recorders | None = None,
         one_thread: OneThread | None = None,
-        segment_bytes: Callable[[], int] = lambda: SEGMENT_BYTES,
+        machine: Callable[[], Machine] = Machine,
     ) -> None:
-        self.transport, self._segment_bytes = transport, segment_bytes
+        self.transport, self._machine = transport, machine
+        super().__init__(transport.size, recorders)
         self.one_thread = one_thread or OneThread()
-        self.counter = Counter()
-        self.recorders = Recorders() if recorders is None else recorders
-        self.recorders.append(self.counter)
-        self._span: Span | None = None
         #: What is under way.
         self._running: list[Entry] = []
         #: Whether anything may be under way while a rank calls another collective: once this is so, no rank blocks in
@@ -90,7 +87,7 @@ class Engine:
         elements: InPlace,
         *,
         segment_bytes: int | None = None,
-        flight: int = FLIGHT,
+        flight: int | None = None,
         kept: Kept | None = None,
         lane: int | None = None,
         overhead: bool = False,
@@ -112,24 +109,54 @@ class Engine:
                 call = self.opened(plan.kind, plan.name, payload_bytes)
             tags = self._take_lane() if lane is None else self.tags(lane)
             began = time.perf_counter()
-            run = DenseRun(self.transport, plan, elements, longest, tags, flight, kept, self._traffic())
+            run = DenseRun(
+                self.transport, plan, elements, longest, tags, flight or self.machine.sends, kept, self.traffic()
+            )
             self._add(run, call, in_order=lane is None)
             self.recorders.exposed_s += time.perf_counter() - began
             self._retire()
         return run
 
-    def start_shared(self, window: SharedWindow, flat: Any, dtype: Dtype, op: str) -> SharedMemoryRun:
-        """Start an all-reduce of flat host memory through a shared window, in place. Collective over the ranks."""
+    def start_shared(
+        self, window: SharedWindow, flat: Any, dtype: Dtype, op: str, source: Any = None
+    ) -> SharedMemoryRun:
+        """Start an all-reduce of flat host memory through a shared window. Collective over the ranks.
+
+        In place, unless a `source` is given.
+        """
         with self.one_thread:
-            n = len(flat)
-            call = self.opened_array("allreduce", SHARED_MEMORY, n, dtype.itemsize, own=n)
+            call = self.opened_array("allreduce", SHARED_MEMORY, len(flat), dtype.itemsize, own=len(flat))
             began = time.perf_counter()
-            run = SharedMemoryRun(window, flat, dtype, op, self._traffic())
-            self._add(run, call, in_order=False)
-            run.progress()
-            self.recorders.exposed_s += time.perf_counter() - began
-            self._retire()
+            run = SharedMemoryRun(window, summing(window, flat, dtype, op, source), self.traffic())
+            self._set_off(run, call, began, in_order=False)
         return run
+
+    def start_hierarchical(
+        self, window: SharedWindow, nodes: Sequence[Sequence[int]], flat: Any, dtype: Dtype, op: str
+    ) -> HierarchicalRun:
+        """Start an all-reduce of flat host memory, in place: in nodes through their windows, by messages between them.
+
+        Collective over the ranks.
+        """
+        with self.one_thread:
+            call = self.opened_array("allreduce", HIERARCHICAL, len(flat), dtype.itemsize, own=len(flat))
+            plan, tags, longest = _rails(nodes), self._take_lane(), self._longest(None)
+            width, traffic = len(tags) // UNDER_WAY, self.traffic()
+
+            def start_rail(share: InPlace, number: int) -> DenseRun:
+                own = tags[number % UNDER_WAY * width :][:width]
+                return DenseRun(self.transport, plan, share, longest, own, self.machine.sends, traffic=traffic)
+
+            began = time.perf_counter()
+            run = HierarchicalRun(window, nodes, flat, dtype, op, start_rail, longest, traffic)
+            self._set_off(run, call, began, in_order=True)
+        return run
+
+    def _set_off(self, run: Run, call: Call, began: float, *, in_order: bool) -> None:
+        self._add(run, call, in_order=in_order)
+        run.progress()
+        self.recorders.exposed_s += time.perf_counter() - began
+        self._retire()
 
     def reserve(self, count: int) -> range:
         """Return lanes for runs that ranks may start at different times, one at a time in each lane.
@@ -147,23 +174,22 @@ class Engine:
         return range(first, first + width)
 
     def run_ragged(
-        self,
-        plan: Plan,
-        blocks: RaggedBlocks,
-        *,
-        payload_bytes: int,
-        segment_bytes: int | None = None,
-        flight: int = FLIGHT,
+        self, plan: Plan, blocks: RaggedBlocks, *, payload_bytes: int, segment_bytes: int | None = None
     ) -> RaggedRun:
         """Run `plan` on blocks of any length to its end. Collective over the transport's ranks.
 
         `payload_bytes` are those that this rank contributes; what they stand for, a span says.
         """
         with self.one_thread:
-            run = self._start_ragged(plan, blocks, payload_bytes, segment_bytes, flight, None)
+            run = self._start_ragged(plan, blocks, payload_bytes, segment_bytes, None)
             self.complete(run, f"{plan.name} {plan.kind} of blocks of any length")
             self._retire()
         return run
+
+    @property
+    def machine(self) -> Machine:
+        """What plans are run by. Collective over the transport's ranks at the first call."""
+        return self._machine()
 
     @property
     def segment_bytes(self) -> int:
@@ -178,7 +204,7 @@ class Engine:
         Collective over the transport's ranks.
         """
         with self.one_thread:
-            run = self._start_ragged(plan, blocks, payload_bytes, None, FLIGHT, lane)
+            run = self._start_ragged(plan, blocks, payload_bytes, None, lane)
             self._retire()
         name = f"{plan.name} {plan.kind} of blocks of any length"
 
@@ -193,23 +219,17 @@ class Engine:
         return Handle(name, is_done, wait)
 
     def _start_ragged(
-        self,
-        plan: Plan,
-        blocks: RaggedBlocks,
-        payload_bytes: int,
-        segment_bytes: int | None,
-        flight: int,
-        lane: int | None,
+        self, plan: Plan, blocks: RaggedBlocks, payload_bytes: int, segment_bytes: int | None, lane: int | None
     ) -> RaggedRun:
         longest = self._longest(segment_bytes)
         call = self.opened(plan.kind, plan.name, payload_bytes)
         tags = self._take_lane() if lane is None else self.tags(lane)
-        run = RaggedRun(self.transport, plan, blocks, longest, tags, flight, self._traffic())
+        run = RaggedRun(self.transport, plan, blocks, longest, tags, self.machine.sends, self.traffic())
         self._add(run, call, in_order=lane is None)
         return run
 
     def _longest(self, segment_bytes: int | None) -> int:
-        return min(segment_bytes or self._segment_bytes(), buffers.COUNT_LIMIT)
+        return min(segment_bytes or self.machine.segment_bytes, buffers.COUNT_LIMIT)
 
     def _add(self, run: Run, call: Call, *, in_order: bool) -> None:
         self._running.append(Entry(run, call, list(self.recorders), self._span))
@@ -301,7 +321,7 @@ class Engine:
             call.messages = run.messages
             call.seconds = now - call.began_s
             call.waiting_s, call.combining_s = run.waiting_s, run.combining_s
-            _emit(call, entry.recorders, entry.span)
+            emit(call, entry.recorders, entry.span)
 
     def workspace(self, name: str, nbytes: int) -> Any:
         """Return memory that is kept for the next call under the same name: new pages cost more than adding."""
@@ -310,97 +330,9 @@ class Engine:
             kept = self._workspaces[name] = np.empty(nbytes, np.uint8)
         return kept[:nbytes]
 
-    @contextmanager
-    def span(
-        self, tensor: str = "", compressor: str = "", *, elements: int = 0, dense_bytes: int | None = None
-    ) -> Iterator[Span]:
-        """Open a span: the calls inside belong to these tensors; see Span. Local."""
-        span = self._span = Span(self._span, tensor, compressor, elements, dense_bytes)
-        try:
-            yield span
-        finally:
-            self._span = span.outer
-            for call, recorders in span.close():
-                _emit(call, recorders, span.outer)
 
-    @contextmanager
-    def staging(self) -> Iterator[None]:
-        """Count the seconds inside as staging, where a span is open."""
-        with self._span.staging() if self._span is not None else nullcontext():
-            yield
-
-    def opened(self, operation: str, schedule: str, payload_bytes: int, *, overhead: bool = False) -> Call:
-        """Return a call that begins now and carries so many bytes; whoever makes it reports it when it is over."""
-        began_s = time.perf_counter()
-        call = Call(operation=operation, schedule=schedule, payload_bytes=payload_bytes, began_s=began_s)
-        if self._span is not None:
-            self._span.open(call, self.transport.size, overhead=overhead)
-        return call
-
-    def opened_array(
-        self, kind: str, schedule: str, n: int, itemsize: int, *, own: int, overhead: bool = False
-    ) -> Call:
-        """Return a call that begins now, on an array of n elements of which this rank contributes `own`."""
-        size = self.transport.size
-        began_s = time.perf_counter()
-        call = Call(operation=kind, schedule=schedule, payload_bytes=own * itemsize, began_s=began_s)
-        if not overhead:
-            call.elements, call.dense_bytes = own, own * itemsize
-            call.dense_sent_bytes = dense_sent(kind, n * itemsize, size)
-        if self._span is not None:
-            self._span.open(call, size, overhead=overhead)
-        return call
-
-    def report(self, call: Call) -> None:
-        """Record a call that was `opened` and is over now."""
-        call.seconds = time.perf_counter() - call.began_s
-        _emit(call, self.recorders, self._span)
-
-    def report_allreduce(self, schedule: str, n: int, itemsize: int, began_s: float) -> None:
-        """Record an all-reduce of n elements by a library of which only the duration is known; it is over now.
-
-        As `opened_array` and `report`, in fewer calls of Python: for all-reduces of a few bytes they are what counts.
-        """
-        seconds = time.perf_counter() - began_s
-        recorders, span = self.recorders, self._span
-        recorders.exposed_s += seconds
-        if span is None and len(recorders) == 1:
-            counter = self.counter
-            counter.calls += 1
-            counter.uncounted_calls += 1
-            counter.seconds += seconds
-            counter.by_operation["allreduce"] = counter.by_operation.get("allreduce", 0) + 1
-            return
-        nbytes = n * itemsize
-        call = Call(
-            operation="allreduce", schedule=schedule, payload_bytes=nbytes, began_s=began_s, seconds=seconds,
-            waiting_s=seconds, elements=n, dense_bytes=nbytes,
-            dense_sent_bytes=dense_sent("allreduce", nbytes, self.transport.size),
-        )  # fmt: skip
-        if span is not None:
-            span.open(call, self.transport.size, overhead=False)
-        _emit(call, recorders, span)
-
-    def count(self, peer: int, sent_bytes: int, received_bytes: int, messages: int = 1) -> None:
-        """Count messages to and from a peer that did not go through a plan, each of so many bytes."""
-        for traffic in self._traffic():
-            traffic.outgoing[peer, sent_bytes] += messages
-            traffic.incoming[peer, received_bytes] += messages
-
-    def _traffic(self) -> Sequence[Traffic]:
-        return [recorder.traffic for recorder in self.recorders if recorder.traffic is not None]
-
-
-def _emit(call: Call, recorders: list[Recorder], span: Span | None) -> None:
-    """Report a call, or keep it while a span is open that it belongs to."""
-    while span is not None and not span.is_open:
-        span = span.outer
-    if span is not None:
-        # A copy: the engine's own list changes.
-        span.calls.append((call, list(recorders)))
-        return
-    for recorder in recorders:
-        recorder.record(call)
+#: As `hierarchical.rails`; a plan is data, so one may serve many times.
+_rails = lru_cache(maxsize=16)(hierarchical.rails)
 
 
 def engine_of(world: World) -> Engine:
@@ -412,9 +344,7 @@ def engine_of(world: World) -> Engine:
             world.recorders,
             world.one_thread,
             # Collective at the first call, as starting a plan is.
-            segment_bytes=lambda: (
-                (world.attached.get(auto.Choice) or auto.current(world)).calibration.machine.segment_bytes
-            ),
+            machine=lambda: (world.attached.get(auto.Choice) or auto.current(world)).calibration.machine,
         )
         world.attached[Engine] = engine
         # Ranks may wait for different things: whatever this one waits for, its runs go on.

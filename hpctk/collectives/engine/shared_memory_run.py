@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,13 +40,16 @@ LEAST_BYTES = 2**17
 class SharedMemoryRun(Run):
     """One rank's part of an all-reduce of flat host memory through a shared window, in place.
 
-    Runs on one window take turns in the order in which they were started, which is the same on all ranks.
+    Runs on one window take turns in the order in which they were started, which is the same on all ranks. `arithmetic`
+    says what is done to a chunk; the first `owners` ranks, all unless told otherwise, have a share of it.
     """
 
-    def __init__(self, window: SharedWindow, flat: Any, dtype: Dtype, op: str, traffic: Sequence[Traffic] = ()) -> None:
+    def __init__(
+        self, window: SharedWindow, arithmetic: Arithmetic, traffic: Sequence[Traffic] = (), owners: int | None = None
+    ) -> None:
         super().__init__()
-        self._window, self._traffic = window, traffic
-        self._sum = (WidenedSum if dtype.widened else Sum)(window, flat, dtype, op)
+        self._window, self._traffic, self._sum = window, traffic, arithmetic
+        self._owners = owners or window.size
         # In units that are summed: a complex number's two parts may end in two chunks. A few chunks at least: while
         # one is copied in, another is reduced.
         nbytes = min(window.slot_bytes, max(LEAST_BYTES, self._sum.n * self._sum.itemsize // 16))
@@ -63,6 +66,12 @@ class SharedMemoryRun(Run):
     def done(self) -> bool:
         """Whether nothing is left to do."""
         return self._ended
+
+    @property
+    def owned(self) -> int:
+        """The units of all this rank's shares."""
+        lengths = [self._place(chunk)[2] for chunk in range(self._chunks)]
+        return sum(end - first for first, end in (self._share(self._window.rank, n) for n in lengths))
 
     def peers(self) -> list[int]:
         """Return the ranks this run waits for."""
@@ -108,46 +117,89 @@ class SharedMemoryRun(Run):
             window.queue.pop(0)
         return True
 
-    def _place(self, chunk: int) -> tuple[int, int, int, int, int]:
-        """Return a chunk's slot, its first unit and its units, and where in it this rank's share begins and ends."""
+    def _place(self, chunk: int) -> tuple[int, int, int]:
+        """Return a chunk's slot, its first unit and its units."""
         lo = chunk * self._per_chunk
-        n = min(self._per_chunk, self._sum.n - lo)
-        rank, size = self._window.rank, self._window.size
-        return (self._base + chunk) % SLOTS, lo, n, rank * n // size, (rank + 1) * n // size
+        return (self._base + chunk) % SLOTS, lo, min(self._per_chunk, self._sum.n - lo)
+
+    def _share(self, rank: int, n: int) -> tuple[int, int]:
+        """Return where in a chunk of n units a rank's share begins and ends."""
+        owners = self._owners
+        return (rank * n // owners, (rank + 1) * n // owners) if rank < owners else (n, n)
 
     def _copy_in(self, chunk: int) -> None:
-        slot, lo, n, first, end = self._place(chunk)
+        slot, lo, n = self._place(chunk)
+        first, end = self._share(self._window.rank, n)
         self._sum.copy_in(slot, lo, 0, first)
         self._sum.copy_in(slot, lo, end, n)
         self._count(n, end - first)
 
     def _reduce(self, chunk: int) -> None:
-        slot, lo, _, first, end = self._place(chunk)
+        slot, lo, n = self._place(chunk)
+        first, end = self._share(self._window.rank, n)
         if end > first:
             began = time.perf_counter()
             self._sum.reduce(slot, lo, first, end)
             self.combining_s += time.perf_counter() - began
 
     def _copy_out(self, chunk: int) -> None:
-        slot, lo, n, _, _ = self._place(chunk)
-        size, me = self._window.size, self._window.rank
-        for rank in range(size):
-            if rank != me:
-                self._sum.copy_out(rank, slot, lo, rank * n // size, (rank + 1) * n // size)
+        slot, lo, n = self._place(chunk)
+        for rank in range(self._owners):
+            if rank != self._window.rank:
+                self._sum.copy_out(rank, slot, lo, *self._share(rank, n))
 
     def _count(self, n: int, own: int) -> None:
         """Count what a chunk moves between ranks: each one's part of a share to its owner, and the result back."""
-        size, me, itemsize = self._window.size, self._window.rank, self._sum.itemsize
-        self.sent_bytes += (n - own + (size - 1) * own) * itemsize
-        self.received_bytes += ((size - 1) * own + n - own) * itemsize
-        self.messages += 2 * (size - 1)
-        for traffic in self._traffic:
-            for peer in range(size):
-                if peer != me:
-                    theirs = ((peer + 1) * n // size - peer * n // size) * itemsize
-                    for mine, other in ((theirs, own * itemsize), (own * itemsize, theirs)):
-                        traffic.outgoing[peer, mine] += 1
-                        traffic.incoming[peer, other] += 1
+        window, itemsize = self._window, self._sum.itemsize
+        for position, peer in enumerate(window.ranks):
+            if position == window.rank:
+                continue
+            first, end = self._share(position, n)
+            theirs, mine = (end - first) * itemsize, own * itemsize
+            ways = [(theirs, mine)] * self._sum.collects + [(mine, theirs)] * self._sum.spreads
+            for sent, received in ways:
+                self.sent_bytes += sent
+                self.received_bytes += received
+                self.messages += sent > 0
+                for traffic in self._traffic:
+                    if sent:
+                        traffic.outgoing[peer, sent] += 1
+                    if received:
+                        traffic.incoming[peer, received] += 1
+
+
+class Arithmetic(Protocol):
+    """What a run does to chunks.
+
+    Attributes
+    ----------
+    n, itemsize : int
+        Units, and the bytes of one.
+    collects, spreads : bool
+        Whether shares come to their owners, and whether owners' results go to all.
+    """
+
+    n: int
+    itemsize: int
+    collects: bool
+    spreads: bool
+
+    def copy_in(self, slot: int, lo: int, first: int, end: int) -> None:
+        """Copy this rank's units, of a chunk that begins at `lo`, into its slot."""
+
+    def reduce(self, slot: int, lo: int, first: int, end: int) -> None:
+        """Do what this rank does with its share of a chunk."""
+
+    def copy_out(self, rank: int, slot: int, lo: int, first: int, end: int) -> None:
+        """Take a rank's result."""
+
+
+def summing(window: SharedWindow, flat: Any, dtype: Dtype, op: str, source: Any = None) -> Sum:
+    """Return the arithmetic of an all-reduce of flat host memory, in place.
+
+    Where a `source` is given, that is what this rank contributes, and the memory only takes the result.
+    """
+    return (WidenedSum if dtype.widened else Sum)(window, flat, dtype, op, source)
 
 
 class Sum:
@@ -155,14 +207,17 @@ class Sum:
 
     Attributes
     ----------
-    n, itemsize : int
-        Units, and the bytes of one.
+    n, itemsize, collects, spreads
+        As in Arithmetic.
     """
 
-    def __init__(self, window: SharedWindow, flat: Any, dtype: Dtype, op: str) -> None:
+    collects = spreads = True
+
+    def __init__(self, window: SharedWindow, flat: Any, dtype: Dtype, op: str, source: Any = None) -> None:
         self._rank, self._size = window.rank, window.size
         memory = buffers.as_bytes(flat)
-        self._own = self._units(memory, dtype)
+        self._result = self._units(memory, dtype)
+        self._own = self._result if source is None else self._units(buffers.as_bytes(source), dtype)
         self._slots = [[self._units(slot, dtype) for slot in row] for row in window.slots]
         self.n = len(self._own)
         self.itemsize = len(memory) // self.n if self.n else dtype.itemsize
@@ -179,23 +234,41 @@ class Sum:
     def copy_out(self, rank: int, slot: int, lo: int, first: int, end: int) -> None:
         """Take a rank's result."""
         if end > first:
-            self._own[lo + first : lo + end] = self._slots[rank][slot][first:end]
+            self._result[lo + first : lo + end] = self._slots[rank][slot][first:end]
 
     def reduce(self, slot: int, lo: int, first: int, end: int) -> None:
         """Sum this rank's share of all ranks into its slot, and take it."""
-        mine = self._own[lo + first : lo + end]
         result = self._slots[self._rank][slot][first:end]
-        parts = [mine if rank == self._rank else self._slots[rank][slot][first:end] for rank in range(self._size)]
-        combine = np.maximum if self._op == "max" else np.add
-        if self._size == 1:
-            np.copyto(result, mine)
-        else:
-            combine(parts[0], parts[1], out=result)
-        for part in parts[2:]:
-            combine(result, part, out=result)
+        self.total(slot, lo, first, end, result)
         if self._op == "mean":
             buffers.divide(result, self._size)
-        mine[...] = result
+        self._result[lo + first : lo + end] = result
+
+    def total(self, slot: int, lo: int, first: int, end: int, out: Any) -> None:
+        """Write the sum, or maximum, of all ranks' units of a share into `out`."""
+        parts = self._parts(slot, lo, first, end)
+        combine = np.maximum if self._op == "max" else np.add
+        if self._size == 1:
+            np.copyto(out, parts[0])
+        else:
+            combine(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            combine(out, part, out=out)
+
+    def place(self, slot: int, lo: int, first: int, end: int, values: Any) -> None:
+        """Take `values` as the result of this rank's share, and put it into the slot."""
+        mine = self._result[lo + first : lo + end]
+        mine[...] = values
+        self._slots[self._rank][slot][first:end] = mine
+
+    def wide(self, flat: Any) -> Any:
+        """Return units that `total` may write into, over an array of what is summed."""
+        return flat
+
+    def _parts(self, slot: int, lo: int, first: int, end: int) -> list[Any]:
+        parts = [row[slot][first:end] for row in self._slots]
+        parts[self._rank] = self._own[lo + first : lo + end]
+        return parts
 
 
 class WidenedSum(Sum):
@@ -212,12 +285,23 @@ class WidenedSum(Sum):
         """Sum this rank's share of all ranks into its slot, and take it."""
         import torch
 
-        mine = self._own[lo + first : lo + end]
-        parts = [mine if rank == self._rank else self._slots[rank][slot][first:end] for rank in range(self._size)]
-        total = parts[0].float()
-        for part in parts[1:]:
-            total = torch.maximum(total, part.float()) if self._op == "max" else total.add_(part.float())
+        total = torch.empty(end - first)
+        self.total(slot, lo, first, end, total)
         if self._op == "mean":
             total /= self._size
-        mine.copy_(total)
-        self._slots[self._rank][slot][first:end] = mine
+        self.place(slot, lo, first, end, total)
+
+    def total(self, slot: int, lo: int, first: int, end: int, out: Any) -> None:
+        """Write the sum, or maximum, of all ranks' units of a share into `out`, float32."""
+        import torch
+
+        parts = self._parts(slot, lo, first, end)
+        out.copy_(parts[0])
+        for part in parts[1:]:
+            torch.maximum(out, part.float(), out=out) if self._op == "max" else out.add_(part.float())
+
+    def wide(self, flat: Any) -> Any:
+        """Return units that `total` may write into, over an array of float32."""
+        import torch
+
+        return torch.from_numpy(flat)

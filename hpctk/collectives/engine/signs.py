@@ -15,14 +15,13 @@ import numpy as np
 import torch
 
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.collectives.engine.gather_messages import gather_messages
 from hpctk.collectives.engine.gather_rows import gather_rows
+from hpctk.collectives.engine.gather_tensors import gather_tensors
 from hpctk.collectives.onebit import shard_bounds
 from hpctk.comm.world import World
 from hpctk.compressors import sign
 from hpctk.compressors.core import arrays
 from hpctk.compressors.core.packet import Packet
-from hpctk.schedules import ring
 
 
 def sign_packet(scale: float, packed: Any, n: int, dtype: torch.dtype) -> Packet:
@@ -32,11 +31,11 @@ def sign_packet(scale: float, packed: Any, n: int, dtype: torch.dtype) -> Packet
 
 
 def gather_signs(here: World, packet: Packet) -> list[tuple[float, torch.Tensor]]:
-    """Return all ranks' scales and packed signs, on the host. Collective over the communicator."""
+    """Return all ranks' scales and packed signs, where this rank's lie. Collective over the communicator."""
     dense_bytes = packet.n * packet.dtype.itemsize
     with engine_of(here).span(compressor="Sign", elements=packet.n, dense_bytes=dense_bytes):
-        messages = gather_messages(here, ring.allgather(here.size), packet.data.cpu().numpy())
-        return [sign.read(replace(packet, data=torch.from_numpy(data))) for data in messages]
+        messages = gather_tensors(here, packet.data, np.full(here.size, packet.data.numel()))
+        return [sign.read(replace(packet, data=data)) for data in messages]
 
 
 def mean_of_signs(here: World, packet: Packet, out: torch.Tensor) -> None:
@@ -49,7 +48,7 @@ def mean_of_signs(here: World, packet: Packet, out: torch.Tensor) -> None:
         with span.decompressing():
             out.zero_()
             for scale, signs in everyone:
-                sign.add(signs.to(out.device), scale / here.size, out)
+                sign.add(signs, scale / here.size, out)
 
 
 def feed_common_signs(here: World, flat: torch.Tensor, residual: torch.Tensor) -> None:

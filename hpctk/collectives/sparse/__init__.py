@@ -1,1 +1,1 @@
-"""What sparse all-reduces are made of: balanced ranges, blocks of pairs, the largest of a sum."""
+"""What sparse all-reduces are made of: balanced ranges, blocks of pairs, the largest of a sum, packets of all ranks."""

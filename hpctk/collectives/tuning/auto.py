@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpctk.collectives.tuning.calibration import POLLED_BELOW_BYTES, Calibration, read
+from hpctk.collectives.tuning.learning import Learning, Trial
 from hpctk.comm import environment
 from hpctk.comm.world import World
 from hpctk.errors import SettingError
@@ -23,20 +24,26 @@ from hpctk.schedules.cost.machine import Machine
 class Choice:
     """A calibration, and what was chosen by it so far: (kind, bytes) -> schedule.
 
-    `summing` are the same choices for sums and means as names on these ranks: bytes -> schedule.
+    `summing` are the same choices for sums and means as names on these ranks: bytes -> schedule. `learning` is there
+    where the first calls of each size try what could be chosen.
     """
 
     calibration: Calibration
     chosen: dict[tuple[str, int], str] = field(default_factory=dict)
     summing: dict[int, str] = field(default_factory=dict)
+    learning: Learning | None = None
 
 
 def current(here: World) -> Choice:
     """Return the choice in use. Collective over the communicator at the first call."""
     choice: Choice | None = here.attached.get(Choice)
     if choice is None:
-        text = here.run_on_root("reading the calibration", lambda: read(environment.calibration_file()))
-        choice = here.attached[Choice] = Choice(Calibration.from_json(text) if text else Calibration())
+        text, learns = here.run_on_root(
+            "reading the calibration",
+            lambda: (read(environment.calibration_file()), environment.read("HPCTK_AUTO") == "learn"),
+        )
+        known = Calibration.from_json(text) if text else Calibration()
+        choice = here.attached[Choice] = Choice(known, learning=Learning() if learns else None)
     return choice
 
 
@@ -60,7 +67,30 @@ def resolved(here: World) -> dict[str, Any]:
 def resolve(here: World, kept: Mapping[str, Any]) -> None:
     """Choose from now on as `resolved` says; every rank must be given the same."""
     chosen = {(str(kind), int(nbytes)): str(schedule) for kind, nbytes, schedule in kept["chosen"]}
-    here.attached[Choice] = Choice(Calibration.from_json(kept["calibration"]), chosen)
+    here.attached[Choice] = Choice(Calibration.from_json(kept["calibration"]), chosen, learning=current(here).learning)
+
+
+def trial(here: World, nbytes: int) -> Trial | None:
+    """Return what an all-reduce of so many bytes, in which the caller waits, is to try; None where nothing is tried.
+
+    Collective over the communicator at the first call; whoever makes the call says how long it `took`.
+    """
+    choice = current(here)
+    if choice.learning is None or ("allreduce", nbytes) in choice.chosen:
+        return None
+    return choice.learning.trial(here, choice.calibration, nbytes)
+
+
+def took(here: World, tried: Trial, seconds: float) -> None:
+    """Take note of how long a trial took on this rank. Collective over the communicator."""
+    choice = current(here)
+    if choice.learning is not None:
+        choice.calibration = choice.learning.took(here, choice.calibration, tried, seconds)
+
+
+def name_of(here: World, schedule: str) -> str:
+    """Return a schedule's name on these ranks: the library's own is "mpi" in calibrations and checkpoints."""
+    return here.native.name if schedule == "mpi" else schedule
 
 
 def machine(here: World) -> Machine:
@@ -94,11 +124,11 @@ def choose(here: World, kind: str, nbytes: int) -> str:
         # The window is memory, too: not for those who never reduce more than a few bytes.
         shares = here.shares_memory and (nbytes < POLLED_BELOW_BYTES or here.shared_window() is not None)
         schedule = choice.calibration.best(
-            kind, here.size, nbytes, here.nodes, shares_memory=shares, blocks=here.native.blocks
-        )
+            kind, here.size, nbytes, here.nodes, shares_memory=shares, blocks=here.native.blocks,
+            library=here.native.name,
+        )  # fmt: skip
         choice.chosen[kind, nbytes] = schedule
-    # What is called "mpi" in calibrations and checkpoints is the library's own, whichever library that is here.
-    name = here.native.name if schedule == "mpi" else schedule
+    name = name_of(here, schedule)
     if kind == "allreduce":
         choice.summing[nbytes] = name
     return name

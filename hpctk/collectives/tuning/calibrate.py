@@ -9,13 +9,14 @@ The figures of the cost model come from the same runs:
 - byte_s: the ring, which has the network for itself in both directions, at the largest size;
 - exchange_factor: halving-doubling, whose pairs talk both ways at once, at the largest size;
 - combine_byte_s: adding two arrays on this rank;
-- segment_bytes: the best of three for ring and halving-doubling, with which all plans are measured then.
+- segment_bytes, sends: the best of three for ring and halving-doubling, with which all plans are measured then;
+- part_sends: the best of three for rotation.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -25,12 +26,12 @@ import numpy as np
 
 from hpctk.collectives.allreduce import reduce_in_place
 from hpctk.collectives.engine.elements import InPlace
-from hpctk.collectives.engine.engine import SEGMENT_BYTES, engine_of
+from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.tuning.calibration import Calibration, Points, layout_of
 from hpctk.comm.buffers import DTYPES
 from hpctk.comm.world import World
-from hpctk.schedules import Plan, build, recursive_doubling, ring
-from hpctk.schedules.core.registry import SHARED_MEMORY, names
+from hpctk.schedules import Plan, build, recursive_doubling, ring, rotation
+from hpctk.schedules.core.registry import HIERARCHICAL, SHARED_MEMORY, names
 from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import price, site
 
@@ -40,9 +41,10 @@ LARGE = 2**18
 #: The largest size is the first whose ring takes longer than this.
 LONG_S = 0.25
 REPEATS = 5
-#: Lengths of messages that are tried, on tensors of PROBE_BYTES; another than the first must take less than WORTH of
-#: its time.
-SEGMENTS = (SEGMENT_BYTES, 4 * SEGMENT_BYTES, 16 * SEGMENT_BYTES)
+#: What is tried, on tensors of PROBE_BYTES; another than the first, the default, must take less than WORTH of its time.
+SEGMENTS = (Machine().segment_bytes, 4 * Machine().segment_bytes, 16 * Machine().segment_bytes)
+SENDS = (Machine().sends, 8, 64)
+PART_SENDS = (Machine().part_sends, 4, 24)
 PROBE_BYTES = 2**22
 WORTH = 0.93
 Report = Callable[[str], None]
@@ -52,19 +54,19 @@ def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
     """Measure and return the calibration, the same on every rank. Collective over the communicator."""
     plans = [build(name, "allreduce", here.size, nodes=here.nodes) for name in names("allreduce", with_nodes=True)]
     measured: dict[str, list[tuple[int, float]]] = {"mpi": [], **{plan.name: [] for plan in plans}}
-    if here.shared_window() is not None:
+    if here.shares_memory and here.shared_window() is not None:
         measured[SHARED_MEMORY] = []
-    report("the length of messages")
-    segment_bytes = best_segment(here)
+    report("the length of messages, and how many are under way")
+    run_by = engine_figures(here)
     for nbytes in SIZES:
         report(f"all-reduces of {nbytes} bytes")
-        for name, seconds in measure(here, plans, nbytes, segment_bytes).items():
+        for name, seconds in measure(here, plans, nbytes, run_by).items():
             measured[name].append((nbytes, seconds))
         if measured["ring"][-1][1] > LONG_S:
             break
     points: dict[str, Points] = {name: tuple(row) for name, row in measured.items()}
     report("latency, messages, adding")
-    machine = replace(figures(here, points), segment_bytes=segment_bytes)
+    machine = replace(figures(here, points), **run_by)
     inside = site(machine, here.nodes)
     factors = {
         plan.name: tuple(
@@ -76,37 +78,59 @@ def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
     return Calibration(machine, factors, layout_of(here.nodes), points)
 
 
-def best_segment(here: World) -> int:
-    """Return the length of messages to use: another than SEGMENT_BYTES only where ring and pairs are both faster by it.
+def engine_figures(here: World) -> dict[str, int]:
+    """Return what the engine runs plans by, of Machine's figures. Collective over the communicator.
 
-    Collective over the communicator. A ring likes long messages on most networks; pairs that send to each other at once
-    lose half of their speed by them over TCP.
+    A ring likes long messages on most networks; pairs that send to each other at once lose half of their speed by them
+    over TCP. So both decide.
+    """
+    plans = [ring.allreduce(here.size), build("halving_doubling", "allreduce", here.size)]
+    segment_bytes = best_value(here, plans, "segment_bytes", SEGMENTS)
+    return {
+        "segment_bytes": segment_bytes,
+        "sends": best_value(here, plans, "flight", SENDS, segment_bytes=segment_bytes),
+        "part_sends": best_value(
+            here, [rotation.allreduce(here.size)], "flight", PART_SENDS, segment_bytes=segment_bytes
+        ),
+    }
+
+
+def best_value(here: World, plans: list[Plan], name: str, values: Sequence[int], **settings: int) -> int:
+    """Return the value of a setting of the engine's to use: another than the first only where all plans gain by it.
+
+    Collective over the communicator.
     """
     if here.size == 1:
-        return SEGMENT_BYTES
-    plans = [ring.allreduce(here.size), build("halving_doubling", "allreduce", here.size)]
+        return values[0]
     array, engine = np.zeros(PROBE_BYTES // 4, np.float32), engine_of(here)
-    times: dict[tuple[int, int], list[float]] = {(i, n): [] for i in range(len(plans)) for n in SEGMENTS}
+    times: dict[tuple[int, int], list[float]] = {(i, value): [] for i in range(len(plans)) for value in values}
     for _ in range(REPEATS):
-        for i, segment_bytes in times:
-            run = partial(engine.run, plans[i], InPlace(array, 4, "float32"), segment_bytes=segment_bytes)
-            times[i, segment_bytes].append(timed(here, run))
+        for i, value in times:
+            run = partial(engine.run, plans[i], InPlace(array, 4, "float32"), **{**settings, name: value})
+            times[i, value].append(timed(here, run))
     # The same on every rank: the times are those of the slowest.
-    gains = {n: max(median(times[i, n]) / median(times[i, SEGMENT_BYTES]) for i in range(len(plans))) for n in SEGMENTS}
+    gains = {n: max(median(times[i, n]) / median(times[i, values[0]]) for i in range(len(plans))) for n in values}
     best = min(gains, key=lambda n: gains[n])
-    return best if gains[best] < WORTH else SEGMENT_BYTES
+    return best if gains[best] < WORTH else values[0]
 
 
-def measure(here: World, plans: list[Plan], nbytes: int, segment_bytes: int = SEGMENT_BYTES) -> dict[str, float]:
-    """Return the median seconds of every plan and of MPI for one size, as the slowest rank saw it."""
+def measure(here: World, plans: list[Plan], nbytes: int, run_by: Mapping[str, int]) -> dict[str, float]:
+    """Return the median seconds of every plan and of MPI for one size, as the slowest rank saw it.
+
+    `run_by` as `engine_figures` returns it. Collective over the communicator.
+    """
+    settings = {"segment_bytes": run_by["segment_bytes"], "flight": run_by["sends"]}
     array = np.zeros(max(1, nbytes // 4), np.float32)
     dtype = DTYPES["float32"]
     engine = engine_of(here)
     runs: dict[str, Callable[[], Any]] = {"mpi": partial(reduce_in_place, here, array, dtype, "sum", here.native.name)}
-    if here.shared_window() is not None:
+    if here.shares_memory and here.shared_window() is not None:
         runs[SHARED_MEMORY] = partial(reduce_in_place, here, array, dtype, "sum", SHARED_MEMORY)
     for plan in plans:
-        runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"), segment_bytes=segment_bytes)
+        if plan.name == HIERARCHICAL and here.nodes_share_memory:
+            runs[plan.name] = partial(reduce_in_place, here, array, dtype, "sum", plan.name)
+        else:
+            runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"), **settings)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(REPEATS + 1):
         for name, run in runs.items():
@@ -141,7 +165,7 @@ def figures(here: World, points: dict[str, Points]) -> Machine:
     share = max(seconds - price(around, nbytes, free), 0.5 * seconds)
     byte_s = share / (around.volume.path / around.blocks * nbytes)
     factor = exchange_factor(here, points, free, byte_s)
-    common = replace(Machine(), message_s=message_s, combine_byte_s=combine_byte_s, segment_bytes=SEGMENT_BYTES)
+    common = replace(Machine(), message_s=message_s, combine_byte_s=combine_byte_s)
     if len(here.nodes) == 1:
         # Nothing was learnt about a network: its figures stay as they are.
         return replace(common, local_latency_s=latency_s, local_byte_s=byte_s)

@@ -1,15 +1,17 @@
 """What was measured on a user's own ranks: the machine's figures, and how long every schedule took.
 
-Kept in a small JSON file. For as many ranks on as many nodes as it was measured with, the measured
-times decide; for any other layout, the cost model with the measured figures.
+Kept in a small JSON file. Where a program's own calls were timed (learning.py), these times decide; else, for as many
+ranks on as many nodes as it was measured with, the measured times; for any other layout, the cost model with the
+measured figures.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +35,7 @@ POLLED_BELOW_BYTES = 65536
 
 Nodes = Sequence[Sequence[int]]
 Points = tuple[tuple[int, float], ...]
+Times = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -49,34 +52,57 @@ class Calibration:
         How many ranks lay on each node when it was measured; empty for none.
     measured : mapping
         Schedule ("mpi" too) -> (bytes, seconds) of all-reduces, by ascending bytes.
+    learned : mapping
+        Where (`place_of`) -> class of sizes (`size_class`) -> schedule -> seconds that calls of a program took.
     """
 
     machine: Machine = field(default_factory=Machine)
     factors: Mapping[str, Points] = field(default_factory=dict)
     layout: tuple[int, ...] = ()
     measured: Mapping[str, Points] = field(default_factory=dict)
+    learned: Mapping[str, Mapping[int, Times]] = field(default_factory=dict)
 
     def seconds(self, plan: Plan, nbytes: int, nodes: Nodes | None = None) -> float:
         """Return the predicted time of a plan on ranks that lie on `nodes` (one each where not given)."""
         return price(plan, nbytes, site(self.machine, nodes)) * self._factor(nbytes, plan)
 
     def best(
-        self, kind: str, size: int, nbytes: int, nodes: Nodes, *, shares_memory: bool = False, blocks: bool = False
+        self,
+        kind: str,
+        size: int,
+        nbytes: int,
+        nodes: Nodes,
+        *,
+        shares_memory: bool = False,
+        blocks: bool = False,
+        library: str = "mpi",
     ) -> str:
-        """Return the name of the schedule to use; "mpi" for MPI's own all-reduce.
+        """Return the name of the schedule to use; "mpi" for the library's own all-reduce.
 
         An "iallreduce" is an all-reduce that returns at once. `shares_memory` says whether the ranks can share memory,
-        `blocks` whether MPI's own blocks where nothing returns at once.
+        `blocks` whether the library's own blocks where nothing returns at once.
         """
         if kind in ("allreduce", "iallreduce"):
             left_out = set() if shares_memory else {SHARED_MEMORY}
             if blocks and kind == "iallreduce" and nbytes >= POLLED_BELOW_BYTES:
                 left_out.add("mpi")
-            known = self._reduces_best(nbytes, nodes, left_out, blocks)
+            times = self.learned_times(library, nodes, nbytes)
+            known = min(times.keys() - left_out, key=times.__getitem__, default="") or self._reduces_best(
+                nbytes, nodes, left_out, blocks
+            )
             if known:
                 return known
         correct = partial(self._factor, nbytes)
         return best("allreduce" if kind == "iallreduce" else kind, size, nbytes, self.machine, nodes, correct)[0]
+
+    def learned_times(self, library: str, nodes: Nodes, nbytes: int) -> Times:
+        """Return how long calls of about so many bytes took, by schedule; empty where that was not learned."""
+        return self.learned.get(place_of(library, nodes), {}).get(size_class(nbytes), {})
+
+    def with_learned(self, place: str, of_size: int, times: Times) -> Calibration:
+        """Return a calibration that knows how long calls of a class of sizes took, too."""
+        there = {**self.learned.get(place, {}), of_size: dict(times)}
+        return replace(self, learned={**self.learned, place: there})
 
     def _reduces_best(self, nbytes: int, nodes: Nodes, left_out: Container[str], blocks: bool) -> str:
         """Return the best all-reduce that is known without asking the cost model, "" where there is none."""
@@ -100,6 +126,7 @@ class Calibration:
             "factors": _listed(self.factors),
             "layout": list(self.layout),
             "measured": _listed(self.measured),
+            "learned": self.learned,
         }
         return json.dumps(document, indent=2) + "\n"
 
@@ -110,7 +137,16 @@ class Calibration:
         try:
             machine = Machine.from_document(document["machine"])
             factors, measured = _points(document["factors"]), _points(document["measured"])
-            return cls(machine, factors, tuple(int(ranks) for ranks in document["layout"]), measured)
+            layout = tuple(int(ranks) for ranks in document["layout"])
+            # Files of earlier versions have none.
+            learned = {
+                str(place): {
+                    int(of_size): {str(name): float(seconds) for name, seconds in times.items()}
+                    for of_size, times in classes.items()
+                }
+                for place, classes in document.get("learned", {}).items()
+            }
+            return cls(machine, factors, layout, measured, learned)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SettingError(f"calibration file: {type(error).__name__}: {error}; run `hpctk calibrate`") from None
 
@@ -118,6 +154,27 @@ class Calibration:
 def read(path: Path) -> str:
     """Return the text of a calibration file, empty where there is none."""
     return path.read_text() if path.exists() else ""
+
+
+def keep(path: Path, text: str) -> None:
+    """Write a calibration file, whole or not at all, and the folders it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def place_of(library: str, nodes: Nodes) -> str:
+    """Return what joins the ranks, and how many of them lie on each node, as text."""
+    return " ".join([library, *map(str, layout_of(nodes))])
+
+
+def size_class(nbytes: int) -> int:
+    """Return the class of sizes that are taken for alike: from a power of two to the next."""
+    return nbytes.bit_length()
 
 
 def layout_of(nodes: Nodes) -> tuple[int, ...]:

@@ -9,6 +9,10 @@ out at the deadline, or once a peer has left, that the wait is in vain (watchdog
   returns with an error, which becomes the PeerError that a polled wait raises;
 - otherwise nothing gets the rank out of MPI: the guard prints what PeerError says, and aborts the job.
 
+A rank that is interrupted (SIGINT) in such a call cannot raise KeyboardInterrupt before the others come, perhaps never.
+The guard sees the signal by Python's wake-up descriptor (interrupt.py); a call that goes on for INTERRUPT_S after it is
+ended in the same two ways, unless the program handles SIGINT itself.
+
 Saying so costs two stores: the guard is not woken, and takes the time itself at its first look, so that deadlines are
 up to TICK_S late. Without MPI_THREAD_MULTIPLE there is no guard, and no call may block.
 """
@@ -24,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
+from hpctk.comm.mpi.interrupt import INTERRUPT
 from hpctk.comm.mpi.watchdog import fault_tolerant
 from hpctk.errors import PeerError
 
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 TICK_S = 0.05
 #: Looks without a call before the guard sleeps until it is woken.
 IDLE_TICKS = 40
+#: Seconds that a call may take to end by itself after the rank was interrupted.
+INTERRUPT_S = 1.0
 
 
 def may_block() -> bool:
@@ -75,6 +82,8 @@ class GuardedCalls:
         self.watched = False
         self._seen = 0
         self._waiter: Waiter | None = None
+        #: When this rank was interrupted in the call under way.
+        self._interrupted: float | None = None
         self._error: PeerError | None = None
 
     def begin(self, operation: str) -> None:
@@ -96,14 +105,32 @@ class GuardedCalls:
             self._comm.Revoke()
         return self._watchdog.failure(error, self._named(self.operation or "a collective"))
 
-    def look(self, now: float) -> bool:
-        """See to a call that has lasted since the last look; return whether there was any since. The guard's thread."""
+    def look(self, now: float, *, interrupted: bool = False) -> bool:
+        """See to a call that has lasted since the last look; return whether there was any since. The guard's thread.
+
+        `interrupted` says that the rank was since the last look.
+        """
         number, operation = self.number, self.operation
         if number != self._seen:
-            self._seen, self._waiter = number, None
-            return True
+            self._seen, self._waiter, self._interrupted = number, None, None
+        elif not interrupted:
+            return self._look_again(number, operation, now)
+        # Not of a call that begins later: the program has raised KeyboardInterrupt then, and knows.
+        if interrupted and operation is not None:
+            self._interrupted = now
+        return True
+
+    def _look_again(self, number: int, operation: str | None, now: float) -> bool:
         if operation is None or self._error is not None:
             return operation is not None
+        if self._interrupted is not None and now - self._interrupted > INTERRUPT_S:
+            self._end_call(
+                PeerError(
+                    f"rank {self._watchdog.rank} of {self._watchdog.size} was interrupted (SIGINT) while it waited in "
+                    f"{self._named(operation)}"
+                )
+            )
+            return True
         if self._waiter is None:
             self._waiter = self._watchdog.waiter(self._named(operation))
         try:
@@ -145,6 +172,7 @@ class Guard:
         with self._lock:
             self._calls.add(calls)
             if self._thread is None:
+                INTERRUPT.watch()
                 self._thread = threading.Thread(target=self._work, name="hpctk guard", daemon=True)
                 self._thread.start()
         self.asleep = False
@@ -157,8 +185,9 @@ class Guard:
             with self._lock:
                 calls = list(self._calls)
             now = time.monotonic()
+            interrupted = INTERRUPT.seen()
             # Of all of them: one that was not looked at would have its time begin late.
-            busy = [one.look(now) for one in calls]
+            busy = [one.look(now, interrupted=interrupted) for one in calls]
             idle = 0 if any(busy) else idle + 1
             del calls
             if idle >= IDLE_TICKS:
@@ -171,6 +200,8 @@ class Guard:
         # A call may have begun before it could see that.
         if not any(one.operation is not None for one in list(self._calls)):
             self._awake.wait()
+        # An interrupt that came meanwhile came in no call.
+        INTERRUPT.seen()
         self.asleep = False
 
 

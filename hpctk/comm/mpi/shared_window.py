@@ -11,8 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import secrets
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,46 +42,48 @@ ORDERED = ("x86_64", "AMD64", "i686", "s390x")
 
 
 def shared_window(here: MpiWorld) -> MpiSharedWindow | None:
-    """Return new memory that all ranks, which lie on one node, share; None where it cannot be had.
+    """Return new memory that the ranks of this rank's node share; None where it cannot be had on every node.
 
     Collective over the communicator.
     """
     made: MpiSharedWindow | None = None
-    path = ""
+    ranks = next(node for node in here.nodes if here.rank in node)
+    path: Path | None = None
     try:
-        path = here.run_on_root("making shared memory", lambda: str(new_file(here.size * RANK_BYTES)))
+        # A name that nobody else knows; each node has a file of its own.
+        name = here.run_on_root("making shared memory", lambda: f"hpctk-{secrets.token_hex(8)}")
+        path = (FOLDER if FOLDER.is_dir() else Path(tempfile.gettempdir())) / f"{name}-{ranks[0]}"
+        with here.shared_errors("making shared memory"):
+            if here.rank == ranks[0]:
+                new_file(path, len(ranks) * RANK_BYTES)
         with here.shared_errors("mapping shared memory"):
-            made = MpiSharedWindow(here.rank, here.size, Path(path))
-        here.barrier("mapping shared memory")
+            made = MpiSharedWindow(ranks, here.rank, path)
     except HpctkError as error:
         if here.rank == 0:
-            log.warning("no memory that the ranks of this node share: they send each other messages (%s)", error)
+            log.warning("no memory that the ranks of a node share: they send each other messages (%s)", error)
         return None
     finally:
-        if path and here.rank == 0:
-            Path(path).unlink(missing_ok=True)
+        if path is not None and here.rank == ranks[0]:
+            path.unlink(missing_ok=True)
     return made
 
 
-def new_file(nbytes: int) -> Path:
-    """Return a file of zeros, in memory where there is such a folder. OSError where it does not fit."""
-    file, path = tempfile.mkstemp(prefix="hpctk-", dir=FOLDER if FOLDER.is_dir() else None)
+def new_file(path: Path, nbytes: int) -> None:
+    """Make a file of zeros that only this user may open. OSError where it does not fit, or is there already."""
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         # Now, as an error: a page that cannot be had later ends the process.
         os.posix_fallocate(file, 0, nbytes)
-    except OSError:
-        os.unlink(path)
-        raise
     finally:
         os.close(file)
-    return Path(path)
 
 
 class MpiSharedWindow:
-    """The slots and counters of `size` ranks, mapped from a file. Attributes as in SharedWindow."""
+    """The slots and counters of the ranks of a node, mapped from a file. Attributes as in SharedWindow."""
 
-    def __init__(self, rank: int, size: int, path: Path) -> None:
-        self.rank, self.size, self.slot_bytes = rank, size, SLOT_BYTES
+    def __init__(self, ranks: Sequence[int], me: int, path: Path) -> None:
+        self.ranks, self.slot_bytes = tuple(ranks), SLOT_BYTES
+        self.rank, self.size = rank, size = self.ranks.index(me), len(ranks)
         with path.open("r+b") as file:
             memory: Any = np.frombuffer(mmap.mmap(file.fileno(), size * RANK_BYTES), np.uint8).reshape(size, RANK_BYTES)
         self.slots = [[row[HEAD + i * SLOT_BYTES :][:SLOT_BYTES] for i in range(SLOTS)] for row in memory]
@@ -106,8 +110,9 @@ class MpiSharedWindow:
         return least >= value
 
     def behind(self, which: int, value: int) -> list[int]:
-        """Return the ranks whose counters are below `value`."""
-        return [rank for rank, counter in enumerate(self._counters[which]) if counter[0] < value]
+        """Return the ranks, as the World counts them, whose counters are below `value`."""
+        counters = self._counters[which]
+        return [rank for rank, counter in zip(self.ranks, counters, strict=True) if counter[0] < value]
 
     def advance(self, which: int, value: int) -> None:
         """Raise this rank's counter to `value`, after all that it has written."""

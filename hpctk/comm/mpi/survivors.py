@@ -13,8 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import cast
 
 from mpi4py import MPI
@@ -109,57 +109,66 @@ def _tell_status(status: int) -> None:
     _told[-1](status)
 
 
-@contextmanager
-def time_limit(seconds: float, operation: str) -> Iterator[None]:
-    """Abort the job where what is inside, which blocks in MPI, lasts longer than ranks wait for each other."""
+class TimeLimit:
+    """A context that aborts the job where what is inside, which blocks in MPI, lasts longer than ranks wait.
 
-    def end() -> None:
+    To enter and to leave costs a store each, as this is done in every step: a thread looks now and then.
+
+    Parameters
+    ----------
+    seconds : float
+    operation : str
+        What is inside.
+    """
+
+    __slots__ = ("_operation", "seconds")
+
+    def __init__(self, seconds: float, operation: str) -> None:
+        self.seconds, self._operation = seconds, operation
+
+    def __enter__(self) -> None:
+        WATCH.inside = self
+        if not WATCH.started:
+            WATCH.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        WATCH.inside = None
+
+    def end_job(self) -> None:
+        """Say what took too long, and abort the job."""
         sys.stderr.write(
-            f"hpctk: rank {MPI.COMM_WORLD.Get_rank()} ends the job: it waited {seconds:g} s in {operation}. "
+            f"hpctk: rank {MPI.COMM_WORLD.Get_rank()} ends the job: it waited {self.seconds:g} s in {self._operation}. "
             "HPCTK_TIMEOUT_S sets how long to wait.\n"
         )
         sys.stderr.flush()
         MPI.COMM_WORLD.Abort(1)
 
-    LIMIT.begin(seconds, end)
-    try:
-        yield
-    finally:
-        LIMIT.end()
 
-
-class _Limit:
-    """A thread that calls what it was given, unless it is told in time that this is not needed.
-
-    To begin and to end costs a store each: the thread looks now and then.
-    """
+class _Watch:
+    """A thread that looks whether a TimeLimit is over."""
 
     def __init__(self) -> None:
-        self._due: tuple[float, Callable[[], None]] | None = None
-        self._thread: threading.Thread | None = None
+        self.inside: TimeLimit | None = None
+        self.started = False
 
-    def begin(self, seconds: float, end: Callable[[], None]) -> None:
-        """Call `end` after so many seconds."""
-        self._due = (seconds, end)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="hpctk time limit", daemon=True)
-            self._thread.start()
-
-    def end(self) -> None:
-        """Do not."""
-        self._due = None
+    def start(self) -> None:
+        """Look from now on."""
+        self.started = True
+        threading.Thread(target=self._work, name="hpctk time limit", daemon=True).start()
 
     def _work(self) -> None:
-        seen: tuple[float, Callable[[], None]] | None = None
+        seen: TimeLimit | None = None
         since = 0.0
         while True:
             time.sleep(LOOK_S)
-            due = self._due
-            if due is None or due is not seen:
-                seen, since = due, time.monotonic()
-            elif time.monotonic() - since > due[0]:
-                due[1]()
+            inside = self.inside
+            if inside is None or inside is not seen:
+                seen, since = inside, time.monotonic()
+            elif time.monotonic() - since > inside.seconds:
+                inside.end_job()
                 return
 
 
-LIMIT = _Limit()
+WATCH = _Watch()

@@ -32,7 +32,7 @@ from hpctk.comm.buffers import Stager
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
-from hpctk.comm.mpi.survivors import agreed, finalize, meet_survivors, note_status, time_limit
+from hpctk.comm.mpi.survivors import TimeLimit, agreed, finalize, meet_survivors, note_status
 from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog, fault_tolerant
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
@@ -87,7 +87,7 @@ class MpiWorld(World):
         self.local_rank, self.local_size = self.node.Get_rank(), self.node.Get_size()
         self.nodes = self._find_nodes()
         self.gpu = self._agree_on_gpu()
-        self.stager = Stager(self.gpu.aware)
+        self.stager = Stager(self.gpu.aware, self.note_staging)
         self.guarded = GuardedCalls(self.data, self._watchdog, self.wait_name, self.one_thread)
         self.native = MpiAllreduce(self)
         self.background = self._watchdog.background
@@ -146,11 +146,16 @@ class MpiWorld(World):
     @property
     def shares_memory(self) -> bool:
         """Whether all ranks lie on one node, and are not too many for the memory that this takes."""
-        return 1 < self.size == self.local_size <= MOST_SHARING
+        return len(self.nodes) == 1 < self.size <= MOST_SHARING
+
+    @property
+    def nodes_share_memory(self) -> bool:
+        """Whether there are several nodes, some with several ranks, and none with too many."""
+        return len(self.nodes) > 1 and 1 < max(map(len, self.nodes)) <= MOST_SHARING
 
     def shared_window(self) -> MpiSharedWindow | None:
-        """Return the memory that these ranks share, made at the first call. Collective over the communicator then."""
-        if self._window is None and self.shares_memory and not self._window_failed:
+        """Return the memory that this node's ranks share, made at the first call. Collective then."""
+        if self._window is None and not self._window_failed and (self.shares_memory or self.nodes_share_memory):
             self._window = shared_window(self)
             self._window_failed = self._window is None
         return self._window
@@ -197,7 +202,10 @@ class MpiWorld(World):
 
     def cannot_shrink(self) -> str:
         """Return why these ranks cannot go on without one that is lost; "" where they can."""
-        return "" if fault_tolerant() else NOT_TOLERANT
+        if fault_tolerant():
+            return ""
+        by = ", and srun has started it" if launcher.by_srun(os.environ) else ""
+        return f"{NOT_TOLERANT} This is {self.library}{by}."
 
     def is_broken(self) -> bool:
         """Return whether a rank is known to be lost, here or by a peer that has revoked a communicator. Local."""
@@ -209,7 +217,7 @@ class MpiWorld(World):
         if not done:
             # Others may still wait for what will never come.
             self._revoke()
-        with self.one_thread, time_limit(self.timeout_s, "deciding on what all ranks have done"):
+        with self.one_thread, TimeLimit(self.timeout_s, "deciding on what all ranks have done"):
             return agreed(self.control, done)
 
     def _revoke(self) -> None:
@@ -220,7 +228,7 @@ class MpiWorld(World):
         """Let these be the ranks that live; return the numbers that they had, in the order of their new ones."""
         self._revoke()
         group = self.control.Get_group()
-        with self.one_thread, time_limit(self.timeout_s, "meeting the ranks that are left"):
+        with self.one_thread, TimeLimit(self.timeout_s, "meeting the ranks that are left"):
             rolls, data, control = meet_survivors(self.control)
         kept: list[int] = list(rolls.Get_group().Translate_ranks(list(range(rolls.Get_size())), group))
         # A message that is still on its way may write into what these hold.

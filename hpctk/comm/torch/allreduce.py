@@ -60,7 +60,9 @@ class TorchAllreduce:
         if self._world.size > 1 and len(memory):
             units = torch.from_numpy(memory.view(dtype.unit))
             with self._world.one_thread:
-                work = dist.all_reduce(units, OPERATIONS[op], group=self._world.group, async_op=True)
+                work = self._world.begin(
+                    lambda: dist.all_reduce(units, OPERATIONS[op], group=self._world.group, async_op=True)
+                )
         return TorchReduction(self._world, work)
 
 
@@ -79,3 +81,4 @@ class TorchReduction:
         if self._work is not None:
             with self._world.one_thread:
                 self._world.wait(self._work, operation)
+            self._work = None

@@ -8,7 +8,6 @@ later message of ours before it has got the first.
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 import weakref
@@ -99,12 +98,13 @@ class Watchers:
             message.watch(self._timeout)
         return message is not None
 
-    def end(self, deadline: float) -> None:
-        """Let the threads end that wait for nothing more; return when they have, or at the deadline."""
+    def end(self, deadline: float) -> bool:
+        """Let the threads end that wait for nothing more; return whether all did before the deadline."""
         for _ in self._threads:
             self._messages.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def pause(self) -> None:
         """Let some time pass, or return as soon as a message is there that nobody has heard of yet."""
@@ -120,7 +120,7 @@ class TorchTransport:
 
     def __init__(self, world: TorchWorld) -> None:
         self.rank, self.size = world.rank, world.size
-        self._world, self._group = world, world.group
+        self._world = world
         self._ranks = dist.get_process_group_ranks(world.group)
         self._operation = "a message"
         self._timeout = timedelta(seconds=world.timeout_s)
@@ -138,7 +138,7 @@ class TorchTransport:
         tensor = data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
         try:
             # dist counts ranks over the whole job, hpctk within the group.
-            return Message(call(tensor, self._ranks[peer], group=self._group, tag=tag), peer)
+            return Message(call(tensor, self._ranks[peer], group=self._world.group, tag=tag), peer)
         except RuntimeError as error:
             raise self._world.lost(self._operation, [peer], error) from error
 
@@ -171,11 +171,9 @@ class TorchTransport:
 _in_use: weakref.WeakSet[Watchers] = weakref.WeakSet()
 
 
-def _leave() -> None:
+def end_threads() -> bool:
+    """Let all threads end that wait for nothing more; return whether they did."""
     # Python ends daemon threads where they next want the GIL. Inside torch that is C++, which takes the process down.
     deadline = time.monotonic() + LEAVE_S
-    for watchers in list(_in_use):
-        watchers.end(deadline)
-
-
-atexit.register(_leave)
+    ended = [watchers.end(deadline) for watchers in list(_in_use)]
+    return all(ended)

@@ -2,15 +2,18 @@
 
     the user's process group (gloo, NCCL or any other)
       │ world(group): made once, collectively, and kept as long as that group lives
+      ├── devices  the group itself, for whole tensors on devices that its backend serves (device_group.py)
       ├── group    new_group(the same ranks, gloo): messages of the engine, agreements, torch's own all-reduce
       └── store    that group's key-value store: words that all ranks add to, and the roll call of a lost job
 
-Gloo moves host memory: device tensors are staged. A lost connection is an error at once. What gloo does not know,
-whom a rank has waited for in vain, the ranks tell each other through the store when the deadline has passed.
+Gloo moves host memory: device tensors that go there are staged, and a warning says so once. A lost connection is an
+error at once. What gloo does not know, whom a rank has waited for in vain, the ranks tell each other through the store
+when the deadline has passed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
@@ -30,7 +33,8 @@ from hpctk.comm.agreement import OneThread
 from hpctk.comm.buffers import Stager
 from hpctk.comm.gpu import GpuAware
 from hpctk.comm.torch.allreduce import TorchAllreduce
-from hpctk.comm.torch.transport import TorchTransport
+from hpctk.comm.torch.device_group import DeviceGroup
+from hpctk.comm.torch.transport import TorchTransport, end_threads
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
 from hpctk.telemetry.recorder import Recorders
@@ -50,6 +54,8 @@ class TorchWorld(World):
     ----------
     group : ProcessGroup
         Gloo, of the same ranks as the user's.
+    devices : DeviceGroup
+        The user's.
     """
 
     def __init__(self, theirs: dist.ProcessGroup) -> None:
@@ -61,8 +67,11 @@ class TorchWorld(World):
         self._timeout_s = environment.readable_timeout_s()
         self._neighbours: dict[int, postmortem.Process] = {}
         self._keys = 0
+        #: Collectives of the gloo group that were started, and not waited for to a good end.
+        self._under_way = 0
         self.background, self.attached = [], {}
         self._ranks = dist.get_process_group_ranks(theirs)
+        self.devices = DeviceGroup(self, theirs)
         self.group = self._meet()
         self._store: Any = _get_process_group_store(self.group)
         with self.shared_errors("reading the settings"):
@@ -71,7 +80,7 @@ class TorchWorld(World):
         mine = next(ranks for ranks in self.nodes if self.rank in ranks)
         self.local_rank, self.local_size = mine.index(self.rank), len(mine)
         self.gpu = GpuAware(False, "messages go through gloo, which moves host memory")
-        self.stager = Stager(gpu_aware=False)
+        self.stager = Stager(gpu_aware=False, note=self.note_staging)
         self.native = TorchAllreduce(self)
         if self.size > 1:
             postmortem.watch(self.rank, self.size)
@@ -79,11 +88,7 @@ class TorchWorld(World):
     def _meet(self) -> Any:
         try:
             return dist.new_group(
-                self._ranks,
-                timeout=timedelta(seconds=self._timeout_s),
-                backend="gloo",
-                use_local_synchronization=True,
-                group_desc="hpctk",
+                self._ranks, timeout=timedelta(seconds=self._timeout_s), backend="gloo", use_local_synchronization=True
             )
         except RuntimeError as error:
             raise PeerError(
@@ -95,6 +100,24 @@ class TorchWorld(World):
     def timeout_s(self) -> float:
         """Seconds this rank waits for others (HPCTK_TIMEOUT_S)."""
         return self._timeout_s
+
+    def device_group(self, tensor: Any) -> DeviceGroup | None:
+        """Return the collectives that take a device tensor where it lies, None where none does."""
+        return self.devices if tensor.device.type in self.devices.served else None
+
+    def why_staged(self, device: str) -> str:
+        """Return why tensors of a type of device come to the host, and what to do, as a sentence."""
+        backend = self.devices.served.get(device)
+        if backend is None:
+            other = "nccl" if device == "cuda" else "the backend of that device"
+            return (
+                f"{self.name} has no backend that takes them. Give it one: "
+                f"init_process_group('cpu:gloo,{device}:{other}')"
+            )
+        return (
+            f"what this method or schedule sends is cut up on the host, {backend} moves whole tensors only. Mean with "
+            "any compressor but TopK(keep=True), and all that sums models, go by it with schedule='auto'"
+        )
 
     def transport(self) -> TorchTransport:
         """Return what moves bytes between these ranks."""
@@ -124,13 +147,18 @@ class TorchWorld(World):
             return
         with self.one_thread:
             try:
-                work = start()
+                work = self.begin(start)
             except RuntimeError as error:
                 raise self.lost(operation, peers, error) from error
             self.wait(work, operation, peers)
 
+    def begin(self, start: Callable[[], Any]) -> Any:
+        """Start a collective of the gloo group; return what `wait` wants. Collective over the communicator."""
+        self._under_way += 1
+        return start()
+
     def wait(self, work: Any, operation: str, peers: Iterable[int] = ()) -> None:
-        """Wait for a collective of torch.distributed; raise PeerError that names `operation` at the deadline."""
+        """Wait for a collective that was begun, once; raise PeerError that names `operation` at the deadline."""
         waiter = self.waiter(operation, lambda: _look(work))
         while not work.is_completed():
             waiter.pause(lambda: peers)
@@ -138,6 +166,20 @@ class TorchWorld(World):
             work.wait()
         except RuntimeError as error:
             raise self.lost(operation, peers, error) from error
+        self._under_way -= 1
+
+    def close(self) -> None:
+        """Let gloo's threads end, unless they wait for somebody. Local; nothing can be sent afterwards.
+
+        They free tensors for which they need the GIL. A thread that asks for it while the interpreter ends takes the
+        process down.
+        """
+        if self._under_way == 0:
+            group, self.group, self._store = self.group, None, None
+            # Unless the program has done so itself.
+            if dist.is_initialized():
+                with contextlib.suppress(RuntimeError, ValueError):
+                    dist.destroy_process_group(group)
 
     def waiter(self, operation: str, pause: Callable[[], None]) -> Waiter:
         """Return what to do between two looks at messages; `pause` waits for a moment, or until one is there."""
@@ -273,6 +315,15 @@ def _shown(ranks: Sequence[int]) -> str:
 
 
 _worlds: WeakKeyDictionary[dist.ProcessGroup, TorchWorld] = WeakKeyDictionary()
+
+
+def _leave() -> None:
+    if end_threads():
+        for one in list(_worlds.values()):
+            one.close()
+
+
+atexit.register(_leave)
 
 
 def world(group: dist.ProcessGroup) -> TorchWorld:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -252,11 +252,30 @@ def _allowed() -> str:
     return f"only {known} are compressed; `is_excluded` tells"
 
 
+class Taken(NamedTuple):
+    """Elements that were taken out of residuals, of the named ones laid one after the other with these bounds."""
+
+    names: list[str]
+    edges: Any
+    indices: Any
+    values: Any
+
+
 class Residuals:
-    """A store of residuals, by parameter name; at first those of `given`, which are changed in place."""
+    """A store of residuals, by parameter name; at first those of `given`, which are changed in place.
+
+    Attributes
+    ----------
+    keeps_taken : bool
+        Whether what is taken out may have to be put back.
+    taken : Taken or None
+        What was taken out last, then, where that is known element by element.
+    """
 
     def __init__(self, given: Iterable[tuple[str, torch.Tensor]] = ()) -> None:
         self._kept = dict(given)
+        self.keeps_taken = False
+        self.taken: Taken | None = None
 
     def of(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Return the residual of a parameter, to be changed in place: contiguous zeros at first.

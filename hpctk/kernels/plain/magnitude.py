@@ -32,14 +32,15 @@ def _first_reaching(sizes: Array, threshold: Any, ties: int) -> Array:
     return np.flatnonzero(chosen)
 
 
-def _sums(source: Array, other: Array | None, weight: Any, places: Any) -> Array:
+def sums(source: Array, other: Array | None, weight: Any, places: Any) -> Array:
+    """Return source + weight * other at some places, or the source alone."""
     summed: Array = source[places] if other is None else source[places] + weight * other[places]
     return summed
 
 
 def first_not_finite(source: Array, other: Array | None, weight: Any, inf: Any) -> int:
     for lo, hi in pieces(0, len(source)):
-        bad = magnitudes(_sums(source, other, weight, slice(lo, hi))) >= inf
+        bad = magnitudes(sums(source, other, weight, slice(lo, hi))) >= inf
         if bad.any():
             return lo + int(bad.argmax())
     return -1
@@ -48,12 +49,12 @@ def first_not_finite(source: Array, other: Array | None, weight: Any, inf: Any) 
 def sample(source: Array, other: Array | None, weight: Any, chosen: Array) -> None:
     numbers, stride = np.arange(len(chosen), dtype=np.uint64), np.uint64(len(source) // len(chosen))
     jitter = (((numbers * np.uint64(2654435769)) & np.uint64(0xFFFFFFFF)) * stride) >> np.uint64(32)
-    chosen[:] = _sums(source, other, weight, numbers * stride + jitter)
+    chosen[:] = sums(source, other, weight, numbers * stride + jitter)
 
 
 def histogram(source: Array, other: Array | None, weight: Any, low: Any, shift: Any, counts: Array) -> None:
     for lo, hi in pieces(0, len(source)):
-        sizes = magnitudes(_sums(source, other, weight, slice(lo, hi))).astype(np.uint64)
+        sizes = magnitudes(sums(source, other, weight, slice(lo, hi))).astype(np.uint64)
         bins = (sizes - np.uint64(low)) >> np.uint64(shift)
         counts += np.bincount(bins[bins < np.uint64(len(counts))].astype(np.intp), minlength=len(counts))
 
@@ -65,7 +66,7 @@ def largest(source: Array) -> Any:
 def count(source: Array, other: Array | None, weight: Any, threshold: Any) -> tuple[int, int]:
     above, equal = 0, 0
     for lo, hi in pieces(0, len(source)):
-        sizes = magnitudes(_sums(source, other, weight, slice(lo, hi)))
+        sizes = magnitudes(sums(source, other, weight, slice(lo, hi)))
         above += int(np.count_nonzero(sizes > threshold))
         equal += int(np.count_nonzero(sizes == threshold))
     return above, equal
@@ -74,7 +75,7 @@ def count(source: Array, other: Array | None, weight: Any, threshold: Any) -> tu
 def write_indices(
     source: Array, other: Array | None, weight: Any, threshold: Any, ties: int, first: int, indices: Array
 ) -> None:
-    found = _first_reaching(magnitudes(_sums(source, other, weight, slice(None))), threshold, ties)
+    found = _first_reaching(magnitudes(sums(source, other, weight, slice(None))), threshold, ties)
     indices[:] = first + found[: len(indices)]
 
 
@@ -90,7 +91,7 @@ def collect(
 ) -> tuple[int, int]:
     found = 0
     for lo, hi in pieces(start, stop):
-        summed = _sums(source, other, weight, slice(lo, hi))
+        summed = sums(source, other, weight, slice(lo, hi))
         hits = np.flatnonzero(magnitudes(summed) >= threshold)
         taken = hits[: len(indices) - found]
         indices[found : found + len(taken)] = lo + taken
@@ -102,7 +103,7 @@ def collect(
 
 
 def pick_small(source: Array, other: Array, weight: Any, inf: Any, indices: Array, values: Array) -> int:
-    summed = _sums(source, other, weight, slice(None))
+    summed = sums(source, other, weight, slice(None))
     sizes = magnitudes(summed)
     bad = sizes >= inf
     if bad.any():
@@ -117,30 +118,6 @@ def feed_small(source: Array, gradient: Array, inf: Any, indices: Array, values:
     if bad < 0:
         add_and_clear(source, gradient, indices, None, 0)
     return bad
-
-
-def pick_chunks(
-    source: Array,
-    other: Array | None,
-    weight: Any,
-    inf: Any,
-    sizes: tuple[int, int],
-    first: int,
-    room: Array,
-    indices: Array,
-    values: Array,
-) -> int:
-    bad = first_not_finite(source, other, weight, inf)
-    if bad >= 0:
-        return bad
-    (k, chunk), found = sizes, 0
-    for start in range(0, len(source), chunk):
-        summed = _sums(source, other, weight, slice(start, start + chunk))
-        places = top(magnitudes(summed), k if len(summed) == chunk else max(1, k * len(summed) // chunk))
-        indices[found : found + len(places)] = first + start + places
-        values[found : found + len(places)] = summed[places]
-        found += len(places)
-    return -1
 
 
 def add_and_clear(source: Array, gradient: Array | None, cleared: Array, left: Array | None, first: int) -> None:

@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hpctk import torch_private
 from hpctk.collectives.allreduce import start_in_place
 from hpctk.collectives.bucketed_mean import Bucket, BucketedMean
-from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, refuse_bad_sums
+from hpctk.collectives.compressed_mean import compressed_mean, refuse_bad_sums
+from hpctk.collectives.dense_mean import dense_mean
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.handle import Handle
 from hpctk.comm import buffers
@@ -106,6 +107,14 @@ class CommonModel:
     def resized_state(earlier: SavedRanks, key: str) -> dict[str, Any]:
         """Return a state, saved under `key`, in which the mean of the residuals is what it was."""
         return {**earlier.first(key), "residuals": reshard(earlier.each(key, "residuals"), earlier.size)}
+
+
+class FragmentState(NamedTuple):
+    """What a fragment was before it left: where it stood, and the residuals and draws of the rank."""
+
+    delta: torch.Tensor
+    residuals: Tensors
+    compressor: dict[str, Any]
 
 
 class Fragment:
@@ -202,6 +211,34 @@ class Fragment:
             if self._mean is None:
                 self._mean = BucketedMean(here, self._common.compressor, self._common.residuals, schedule, tensors)
             self._under_way = self._mean.start(lanes[0], tensors, in_order=True)
+
+    def kept(self) -> FragmentState:
+        """Return copies of what `start` is going to send and to change. Local."""
+        residuals = self._common.residuals.state_dict()
+        own = {name: residuals[name].clone() for name in self._tensors() if name in residuals}
+        compressor = self._common.compressor
+        return FragmentState(self.delta.flat.clone(), own, {} if compressor is None else compressor.state_dict())
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has left, and nobody has waited for what comes of it."""
+        return self._under_way is not None
+
+    def forget(self) -> None:
+        """Forget how packets travelled among more ranks. Local."""
+        self._mean = None
+
+    def give_up(self, kept: FragmentState) -> None:
+        """Give up what is under way, and be ready to `combine` what was sent: `kept` is from before. Local."""
+        # What is under way may still write into its own memory.
+        self._under_way = None
+        self.delta = FlatBuffer(self.parameters)
+        self.delta.flat.copy_(kept.delta)
+        residuals = {**self._common.residuals.state_dict(), **kept.residuals}
+        fresh = set(self._tensors()) - set(kept.residuals)
+        self._common.residuals.load_state_dict({name: x for name, x in residuals.items() if name not in fresh})
+        if self._common.compressor is not None:
+            self._common.compressor.load_state_dict(kept.compressor)
 
     def progress(self) -> None:
         """Let what is under way make progress. Local."""

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from hpctk.collectives.compressed_mean import compressed_mean, dense_mean
+from hpctk.collectives.compressed_mean import compressed_mean
+from hpctk.collectives.dense_mean import dense_mean
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.signs import mean_of_signs
 from hpctk.collectives.onebit import onebit_allreduce
@@ -58,7 +59,7 @@ class ErrorFeedback(UpdateExchange):
         #: The update; then what x is moved by.
         self._scratch = FlatBuffer(self.parameters)
 
-    def exchange(self, x: FlatBuffer) -> TensorError | None:
+    def exchange(self, x: FlatBuffer) -> tuple[TensorError | None, None]:
         """Send the update, and what is left of earlier ones; move x, and write the parameters."""
         difference(x.parts, self.values, self._scratch)
         if self._ahead:
@@ -76,7 +77,7 @@ class ErrorFeedback(UpdateExchange):
                 x.flat.sub_(self._scratch.flat)
         finally:
             self._write(x)
-        return error
+        return error, None
 
     def _bad_update(self) -> TensorError | None:
         """Return an error where the sum of an update and its residual is not finite. Local. Changes nothing."""
@@ -100,6 +101,8 @@ class ErrorFeedback(UpdateExchange):
         n, updates = self._n, self._scratch
         with engine_of(self._replica.world).span(WHOLE) as span:
             scale, signs = sign.read(self._signs(span))
+            if not signs.is_cpu:
+                self._replica.world.note_staging(signs)
             packed, common = onebit_allreduce(self._replica.world, signs.cpu().numpy(), scale, n, self.shard.numpy())
             with span.decompressing():
                 sign.add(torch.from_numpy(packed).to(x.flat.device), -common, x.flat[:n])

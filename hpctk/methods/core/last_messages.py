@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 
 from hpctk import torch_private
 from hpctk.comm import buffers
-from hpctk.compressors.core import sparse
 from hpctk.errors import TensorError
 from hpctk.kernels import device, merge
 from hpctk.methods.core.flat_buffer import FlatBuffer, squared_distance
@@ -28,9 +27,12 @@ class LastMessages:
     ranks : int
     room : FlatBuffer
         Of the parameters that messages are about: memory for their sum.
+    read : callable
+        Returns indices and values of a message's bytes.
     """
 
-    def __init__(self, ranks: int, room: FlatBuffer) -> None:
+    def __init__(self, ranks: int, room: FlatBuffer, read: Callable[[Any], Pairs]) -> None:
+        self._read = read
         self._room, self._n, self._dtype = room, room.flat.numel(), buffers.dtype_of(room.flat).name
         self._edges = np.cumsum([0, *(part.numel() for part in room.parts)])
         #: Indices in the model as one vector, ascending, and values; None of a rank that has said nothing.
@@ -43,7 +45,7 @@ class LastMessages:
     def replace(self, news: Mapping[int, Any]) -> None:
         """Replace the messages of some ranks by what they sent now, as bytes; by nothing where those are none."""
         for rank, data in news.items():
-            self._pairs[rank] = sparse.read(data, self._n, self._dtype) if len(data) else None
+            self._pairs[rank] = self._read(data) if len(data) else None
 
     def subtract_from(self, targets: Sequence[torch.Tensor], divisor: int) -> float:
         """Subtract the sum of all messages, over `divisor`, from the parameters; return its squared 2-norm.
@@ -77,7 +79,7 @@ class LastMessages:
 
     def of_ranks(self, kept: Sequence[int]) -> LastMessages:
         """Return the messages of some ranks alone, numbered anew."""
-        left = LastMessages(len(kept), self._room)
+        left = LastMessages(len(kept), self._room, self._read)
         left._pairs = [self._pairs[rank] for rank in kept]
         return left
 

@@ -41,11 +41,6 @@ class Method(ABC):
         """Whether all ranks do the same number of steps between two rounds."""
         return True
 
-    @property
-    def sends_between_steps(self) -> bool:
-        """Whether messages are under way while ranks do local steps."""
-        return False
-
     def settings(self) -> dict[str, object]:
         """Return all settings with the method's name: for handshakes and checkpoints."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpctk.collectives.compressed_mean import dense_mean
+from hpctk.collectives.dense_mean import dense_mean
 from hpctk.compressors import A_COMPRESSOR, Compressor, by_name
 from hpctk.methods.core.common_model import CommonModel
 from hpctk.methods.core.period_rule import QSR
@@ -15,7 +15,7 @@ from hpctk.methods.core.replica import Replica, first_bad
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.run import Closure, LocalStepRun, evaluate
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
-from hpctk.methods.core.survival import Undo
+from hpctk.methods.core.survival import Undo, copied
 
 #: The setting of methods that send models, for those who would rather send less.
 DIFFERENCES: dict[str, Any] = {
@@ -65,6 +65,8 @@ class ModelRun(LocalStepRun):
         #: The first parameter with a bad gradient since the last round.
         self.bad: int | None = None
         self.last_step_was_bad = False
+        #: A copy of the model before the last round, where ranks may be lost in it.
+        self._kept_values: list[torch.Tensor] | None = None
 
     def average(self) -> None:
         """Let the models of all ranks come together: in their mean. Collective over the communicator. In place."""
@@ -131,7 +133,8 @@ class ModelRun(LocalStepRun):
 
     def undo(self) -> Undo:
         """Return what puts back the model, and all that the method keeps. Local."""
-        undo_method, values = super().undo(), self.replica.copies()
+        undo_method, values = super().undo(), copied(self.replica.values, self._kept_values)
+        self._kept_values = values
 
         def undo() -> None:
             undo_method()

@@ -54,7 +54,8 @@ def probing(replica: Replica, probe: Callable[[], Any], number: int) -> Iterator
     Collective over the communicator: a probe that fails on one rank fails on all. See `undisturbed`.
     """
     with replica.world.shared_errors("running the probe"), undisturbed(replica, number):
-        probe()
+        with replica.forward_and_backward():
+            probe()
         if all(gradient is None for gradient in replica.gradients()):
             raise SettingError("probe: left no gradients; it has to run forward and backward")
         yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import eq
@@ -16,6 +17,7 @@ from hpctk import torch_private
 from hpctk.comm.world import World
 from hpctk.errors import HpctkError, TensorError
 from hpctk.kernels import rows
+from hpctk.methods.core.masters import Masters, are_half
 from hpctk.methods.core.step_status import StatusExchange
 from hpctk.methods.core.survival import Survival, Undo
 
@@ -33,9 +35,9 @@ class Replica:
     ----------
     world : World
     names, parameters
-        The parameters that are trained, in the model's order; the same names on all ranks.
+        The parameters that are trained, in the model's order; the same names on all ranks. With `masters`, those.
     dtype : torch.dtype
-        Of all of them.
+        Of what travels and of what is kept: that of all parameters, float32 where some are in half precision.
     model : torch.nn.Module, optional
         Where the user gave it.
     frozen : dict
@@ -46,8 +48,6 @@ class Replica:
         "raise" or "skip".
     check_every : int
         Steps between two looks whether the replicas have drifted apart; 0 for never.
-    leader : int or None
-        The lowest rank that had data in the last step, where another had none.
     status : StatusExchange
         The messages that open its steps.
     scaled : bool
@@ -56,6 +56,10 @@ class Replica:
         Whether sparse gradients are taken for dense ones; refused where not.
     survival : Survival or None
         Where training goes on without ranks that are lost.
+    buddies : bool
+        Whether lost ranks' residuals are shared out (buddies.py): an attempt must be undone to the bit then.
+    masters : Masters or None
+        Of parameters in half precision, where the base optimizer is hpctk's to ask.
     """
 
     world: World
@@ -66,12 +70,13 @@ class Replica:
     schedule: str = "auto"
     on_bad_gradient: str = "raise"
     check_every: int = 100
-    leader: int | None = None
     dtype: torch.dtype = field(init=False)
     status: StatusExchange = field(init=False)
     scaled: bool = False
     dense: bool = False
     survival: Survival | None = None
+    buddies: bool = False
+    masters: Masters | None = None
 
     def __post_init__(self) -> None:
         self.agreed_on(self.names, self.parameters)
@@ -80,17 +85,68 @@ class Replica:
         """Train these parameters, on whose names, shapes and dtypes all ranks have agreed."""
         self.names, self.parameters = names, parameters
         vars(self).pop("places", None)
-        self.dtype = parameters[0].dtype
+        self._dtypes = [parameter.dtype for parameter in parameters]
+        self.has_half = are_half(parameters)
+        self.dtype = torch.float32 if self.has_half else parameters[0].dtype
         self._shapes = [parameter.shape for parameter in parameters]
         layout = [(n, f"{p.dtype} {tuple(p.shape)}") for n, p in zip(names, parameters, strict=True)]
         self.status = StatusExchange(self.world, names, layout, self.check_every)
 
-    def together(self, attempt: Callable[[], T], keep: Callable[[], Undo] | None = None) -> T:
+    def hold_masters(self, base: torch.optim.Optimizer) -> None:
+        """Work on float32 masters from now on, and let `base` step on them, where parameters are in half precision."""
+        if self.has_half:
+            self.masters = Masters(self.parameters, base)
+            self.parameters = self.masters.parameters
+
+    @property
+    def own(self) -> list[torch.nn.Parameter]:
+        """The model's parameters, on which backward leaves gradients."""
+        return self.parameters if self.masters is None else self.masters.own
+
+    @contextmanager
+    def float32(self, *, keep_gradients: bool = False) -> Iterator[None]:
+        """Let the masters, if there are any, stand for the model's parameters; see masters.py. Local."""
+        if self.masters is None or self.masters.wide:
+            yield
+            return
+        self.masters.widen()
+        try:
+            yield
+        finally:
+            self.masters.narrow(keep_gradients=keep_gradients)
+
+    @contextmanager
+    def forward_and_backward(self) -> Iterator[None]:
+        """Let the model have its parameters, as they are now, and leave gradients on them; inside `float32`. Local."""
+        if self.masters is None or not self.masters.wide:
+            yield
+            return
+        self.masters.narrow()
+        try:
+            yield
+        finally:
+            self.masters.widen()
+
+    def together(
+        self, attempt: Callable[[], T], keep: Callable[[], Undo] | None = None, apply: Callable[[T], None] | None = None
+    ) -> T:
         """Return what `attempt` returns; where ranks may be lost, once all that live have done it (survival.py).
 
-        Collective over the communicator.
+        Collective over the communicator. `apply` is given that first.
         """
-        return attempt() if self.survival is None else self.survival.together(attempt, keep)
+        if self.survival is None:
+            made = attempt()
+            if apply is not None:
+                apply(made)
+            return made
+        opened = self.status.opened
+
+        def begin() -> T:
+            # Some ranks may have heard how an attempt was opened in which others have failed.
+            self.status.opened = opened
+            return attempt()
+
+        return self.survival.together(begin, keep, apply)
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -130,7 +186,10 @@ class Replica:
 
     def gradient(self, i: int) -> torch.Tensor | None:
         """Return a parameter's gradient as it is, None where there is none."""
-        gradient = self.parameters[i].grad
+        return self.dense_gradient(i, self.parameters[i].grad)
+
+    def dense_gradient(self, i: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Return what is the gradient of parameter i, once it is known to be what the ranks have agreed on."""
         if gradient is None:
             return None
         self.check(i, gradient)
@@ -145,11 +204,11 @@ class Replica:
 
     def check(self, i: int, gradient: torch.Tensor) -> None:
         """Raise TensorError unless a gradient is what the ranks have agreed on: others would be sent as many bytes."""
-        if gradient.dtype is not self.dtype or gradient.shape != self._shapes[i]:
+        if gradient.dtype not in (self.dtype, self._dtypes[i]) or gradient.shape != self._shapes[i]:
             raise TensorError(
                 f"the gradient of {self.names[i]!r} is {gradient.dtype} {tuple(gradient.shape)}, but all ranks have "
-                f"agreed on {self.dtype} {tuple(self._shapes[i])}. Convert the model (model.double(), model.half()) "
-                "before the optimizer is made, or make a new one on every rank."
+                f"agreed on {self._dtypes[i]} {tuple(self._shapes[i])}. Convert the model (model.double(), "
+                "model.half()) before the optimizer is made, or make a new one on every rank."
             )
 
     def load(self, values: Sequence[torch.Tensor]) -> None:

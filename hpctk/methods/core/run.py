@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hpctk import torch_private
 from hpctk.errors import HpctkError, TensorError
 from hpctk.methods.core.replica import Gradients, Look, Replica, look
 from hpctk.methods.core.resharding import SavedRanks
@@ -21,6 +22,8 @@ from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
 from hpctk.methods.core.survival import Undo, copied
 
 Closure = Callable[[], Any]
+#: Applies what was exchanged. Local.
+Commit = Callable[[], None]
 
 
 class Run:
@@ -74,9 +77,13 @@ class Run:
         """Return what all ranks hold alike between steps, by name: the parameters, unless a method says otherwise."""
         return self.replica.named(self.replica.values)
 
+    def kept_state(self) -> dict[str, Any]:
+        """Return what `undo` puts back by `load_local_state`: the local state. Local. Not copies."""
+        return self.local_state()
+
     def undo(self) -> Undo:
         """Return what puts back what this rank keeps of the method, should the exchange that comes not count. Local."""
-        state, counts = copied(self.local_state(), self._kept_state), self.counts.copy()
+        state, counts = copied(self.kept_state(), self._kept_state), self.counts.copy()
         self._kept_state = state
 
         def undo() -> None:
@@ -92,6 +99,25 @@ class Run:
 
         Local; nothing by default. What only all ranks together can know waits for the next exchange.
         """
+
+    def common_steps(self, own: int) -> int:
+        """Return how many steps all ranks have done, given this rank's: as many, unless some do more. Local."""
+        return own
+
+    def lasting(self, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return tensors of the local state in a form that means the same some steps later (buddies.py); as they are.
+
+        Local. Not in place.
+        """
+        return tensors
+
+    def of_now(self, path: tuple[str, ...], held: Mapping[tuple[str, ...], Any]) -> dict[str, torch.Tensor]:
+        """Return tensors that `lasting` returned some steps ago as they would be in the local state now. Local."""
+        return dict(held.get(path, {}))
+
+    def load_recovered(self, state: dict[str, Any]) -> None:
+        """Go on from a local state with shares of what lost ranks had. Local."""
+        self.load_local_state(state)
 
     def open_step(
         self, gradients: Callable[[], Gradients], groups: Sequence[Mapping[str, Any]] = (), *, active: bool = True
@@ -118,10 +144,7 @@ class Run:
                 self.prepare(held)
             return LocalStatus([gradient is not None for gradient in held], self.look.bad, active)
 
-        status = self.replica.status.exchange(prepared(find), groups, self.shared_state)
-        if status.active:
-            self.replica.leader = status.leader
-        return status
+        return self.replica.status.exchange(prepared(find), groups, self.shared_state)
 
     def prepare(self, gradients: Gradients) -> None:
         """Raise HpctkError where this rank cannot make the step with these finite gradients; nothing by default.
@@ -156,6 +179,14 @@ class GradientRun(Run, ABC):
 
         Collective over the communicator. In place.
         """
+
+    def exchange_into(self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+        """Write into tensors like them what the base optimizer is to see, and leave the gradients as they are.
+
+        Collective over the communicator. Where a rank is lost meanwhile, the others begin anew with their gradients.
+        """
+        torch_private.foreach_copy_(list(into.values()), list(gradients.values()))
+        self.exchange(into)
 
     def commit(self) -> None:
         """Keep what the last exchange has taught, now that its result is going to be used. Local."""
@@ -238,6 +269,8 @@ class UpdateRun(LocalStepRun):
         super().__init__(replica, base)
         #: Iterations so far, t; the same on all ranks. One that all ranks skipped does not count.
         self.t = 0
+        #: Whether the base optimizer has stepped in this iteration.
+        self.stepped = False
         #: Copies of the model and of what the base optimizer keeps, where ranks may be lost.
         self._kept_model: dict[str, Any] | None = None
         #: Why this rank's last update could not be sent: the next step tells all ranks.
@@ -257,33 +290,42 @@ class UpdateRun(LocalStepRun):
         self._unsent = TensorError(f"{error} {fate}")
 
     @abstractmethod
-    def exchange(self, *, active: bool) -> None:
-        """Do one iteration, or take part in the others' where this rank has no data (`active` is false).
+    def exchange(self, *, active: bool) -> Commit | None:
+        """Exchange what one iteration sends, or take part in the others' where this rank has no data.
 
-        Collective over the communicator. In place.
+        Collective over the communicator. Return what applies it, in place; None where that is done. Where a rank is
+        lost meanwhile it is called again, after `undo`: that puts back what it has changed, and sets `stepped` back,
+        unless the base optimizer's step is to stay.
         """
 
     def step(self, closure: Closure | None, loss: float | None) -> Any:
         """Do one iteration on the gradient that is there, or that the closure makes."""
         value = evaluate(closure)
-        self.replica.together(self._iterate, self.undo)
-        self.commit()
+        self._together(self._iterate)
         return value
 
-    def commit(self) -> None:
-        """Take note that the last iteration counts; nothing by default. Local."""
+    def _together(self, iterate: Callable[[], tuple[bool, Commit]]) -> bool:
+        """Do an iteration, and apply what came of it; return whether any rank has data. Collective."""
+        self.stepped = False
+        active, _ = self.replica.together(iterate, self.undo, lambda made: made[1]())
+        self.concluded()
+        return active
 
-    def _iterate(self, *, active: bool = True) -> bool:
-        """Open an iteration and do it; return whether any rank has data. Collective over the communicator."""
+    def concluded(self) -> None:
+        """Do what follows an iteration that counts; nothing by default. Collective over the communicator."""
+
+    def _iterate(self, *, active: bool = True) -> tuple[bool, Commit]:
+        """Open an iteration and exchange; return whether any rank has data, and what applies what came of it.
+
+        Collective over the communicator.
+        """
         status = self.open_step(self.replica.gradients, self.base.param_groups, active=active)
-        if status.active:
-            self._advance(status, active=active)
-        return status.active
+        return status.active, self._advance(status, active=active) if status.active else nothing
 
     def undo(self) -> Undo:
         """Return what puts back model, base optimizer and all that the method keeps. Local."""
         replica, base = self.replica, self.base
-        undo_method, t = super().undo(), self.t
+        undo_method, t, stepped = super().undo(), self.t, self.stepped
         # No message is about gradients here, so that they need no copy.
         gradients = [parameter.grad for parameter in replica.parameters]
         held: dict[str, Any] = {"base": dict(base.state)}
@@ -300,7 +342,7 @@ class UpdateRun(LocalStepRun):
                 replica.load(list(kept["values"].values()))
             for parameter, gradient in zip(replica.parameters, gradients, strict=True):
                 parameter.grad = gradient
-            self.t = t
+            self.t, self.stepped = t, stepped
 
         return undo
 
@@ -308,13 +350,24 @@ class UpdateRun(LocalStepRun):
         """Take part in an iteration without a gradient of one's own."""
         for parameter in self.replica.parameters:
             parameter.grad = None
-        return self._iterate(active=False)
+        return self._together(lambda: self._iterate(active=False))
 
-    def _advance(self, status: StepStatus, *, active: bool) -> None:
+    def _advance(self, status: StepStatus, *, active: bool) -> Commit:
         self.skipped = self.skip_or_raise(status)
-        if not self.skipped:
-            self.exchange(active=active)
+        if self.skipped:
+            return nothing
+        apply = self.exchange(active=active)
+
+        def commit() -> None:
+            if apply is not None:
+                apply()
             self.t += 1
+
+        return commit
+
+
+def nothing() -> None:
+    """Apply nothing."""
 
 
 def evaluate(closure: Closure | None) -> Any:

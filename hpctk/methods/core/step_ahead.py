@@ -12,7 +12,8 @@ One copy of the model, x, is all that is kept, and few passes over memory are ma
     others, and servers   write the difference down in the parameters' own memory, where feeding a compressor leaves
                           the residual; beside it room for c and o
 
-Nothing is changed before the exchange is over in the first two: where it fails, p still holds all that has to be sent.
+In the first two nothing moves before the exchange is over, and known to count on all ranks: where it fails, p still
+holds all that has to be sent.
 
 An update that is not finite is not sent, and x is spared. Then the parameters of that rank go back to x, as what they
 were before the step is not known any more: what that rank had not sent before is lost with it.
@@ -21,14 +22,15 @@ were before the step is not known any more: what that rank had not sent before i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from hpctk.collectives.compressed_mean import compressed_mean, dense_mean, label
+from hpctk.collectives.compressed_mean import compressed_mean
+from hpctk.collectives.dense_mean import dense_mean, label
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.signs import gather_signs, mean_of_signs, sign_packet
 from hpctk.collectives.onebit import onebit_allreduce, sign_bytes
@@ -40,6 +42,7 @@ from hpctk.compressors.core.compressor import refuse
 from hpctk.compressors.core.sparse import SparseCompressor
 from hpctk.errors import TensorError
 from hpctk.kernels import lean, select, updates
+from hpctk.kernels.in_order import add_in_order
 from hpctk.kernels.packing import index_dtype
 from hpctk.methods.core.flat_buffer import FlatBuffer
 from hpctk.methods.core.replica import Replica, restore
@@ -73,34 +76,56 @@ class StepAhead(UpdateExchange):
         super().__init__(replica, compressor, server)
         #: Room for c and o, once it is needed.
         self._room: FlatBuffer | None = None
+        #: Room for the means of what is not compressed, where a rank may be lost before they count.
+        self._means: dict[str, torch.Tensor] = {}
 
-    def exchange(self, x: FlatBuffer) -> TensorError | None:
-        """Send what lies between the parameters and x; move both by what all ranks have sent."""
+    @property
+    def defers(self) -> bool:
+        """Whether nothing moves before the exchange is over: pairs, and signs one way."""
+        signs = sends_signs(self._compressor) and not buffers.on_device(self.parameters[0])
+        return self._server is None and (self._compressor.combines == "pairs" or signs)
+
+    def exchange(self, x: FlatBuffer) -> tuple[TensorError | None, Callable[[], None] | None]:
+        """Send what lies between the parameters and x; both move by what all ranks have sent."""
         values = self.values
         # A copy of what does not lie in C order, as conv weights in channels_last.
         held = [value if value.is_contiguous() else value.contiguous() for value in values]
         parts = [Part(*part) for part in zip(self.names, x.edges, x.parts, held, strict=False)]
-        try:
-            return self._exchange(parts, x)
-        finally:
+
+        def write() -> None:
             for value, part in zip(values, parts, strict=True):
                 if value is not part.p:
                     value.copy_(part.p)
 
-    def _exchange(self, parts: list[Part], x: FlatBuffer) -> TensorError | None:
-        on_host = not buffers.on_device(x.flat)
-        if self._compressor.combines == "pairs" and self._server is None:
+        try:
+            error, move = self._exchange(parts, x)
+        finally:
+            write()
+
+        def apply() -> None:
+            if move is not None:
+                move()
+                write()
+
+        return error, apply
+
+    def _exchange(self, parts: list[Part], x: FlatBuffer) -> tuple[TensorError | None, Callable[[], None] | None]:
+        on_host, here = not buffers.on_device(x.flat), self._replica.world
+        # A group that takes device tensors gathers lists of elements where they lie, in `compressed_mean`.
+        by_host = on_host or here.device_group(x.flat) is None
+        if self._compressor.combines == "pairs" and self._server is None and by_host:
             return self._pairs(parts)
         if on_host and sends_signs(self._compressor) and (self._server is None or sends_signs(self._server)):
             return self._signs(parts)
-        return self._dense(parts)
+        return self._dense(parts), None
 
     # Pairs
 
-    def _pairs(self, parts: list[Part]) -> TensorError | None:
+    def _pairs(self, parts: list[Part]) -> tuple[TensorError | None, Callable[[], None]]:
         compressor, here = cast(SparseCompressor, self._compressor), self._replica.world
         spared = [part for part in parts if compressor.is_excluded(part.name, part.p)]
         chosen = [part for part in parts if not compressor.is_excluded(part.name, part.p)]
+        moves: list[Callable[[], None]] = []
         with engine_of(here).span(
             label([part.name for part in chosen], "tensors") if chosen else "",
             type(compressor).__name__,
@@ -108,6 +133,8 @@ class StepAhead(UpdateExchange):
             dense_bytes=sum(part.p.numel() * part.p.element_size() for part in chosen),
         ) as span:
             edges = np.cumsum([0, *(part.p.numel() for part in chosen)])
+            if chosen and not chosen[0].p.is_cpu:
+                here.note_staging(chosen[0].p)
             with span.compressing():
                 (indices, values), error = self._with_error(parts, spared, lambda: _picked(compressor, chosen, edges))
             if chosen:
@@ -117,9 +144,10 @@ class StepAhead(UpdateExchange):
                 as_many = len(known) == len(counts)
                 found, total, dropped = reduce_pairs(here, indices, values, int(edges[-1]), keep, as_many=as_many)
                 with span.decompressing():
-                    _move_at(chosen, edges, indices[~dropped] if dropped.any() else indices, found, total / here.size)
-        self._mean_of(spared)
-        return error
+                    sent, mean = indices[~dropped] if dropped.any() else indices, total / here.size
+                moves.append(lambda: _move_at(chosen, edges, sent, found, mean))
+        moves.append(self._mean_of(spared))
+        return error, lambda: _each(moves)
 
     def _with_error(self, parts: list[Part], spared: list[Part], look: Any) -> tuple[Any, TensorError | None]:
         """Return what `look` returns, and the error for which the parameters were first put back to x, if any."""
@@ -132,29 +160,44 @@ class StepAhead(UpdateExchange):
                 part.p.copy_(part.x)
             return look(), error
 
-    def _mean_of(self, spared: list[Part]) -> None:
-        """Let x, and the parameters, be the mean of what all ranks hold: all of it is sent, so nothing stays behind."""
+    def _mean_of(self, spared: list[Part]) -> Callable[[], None]:
+        """Find the mean of what all ranks hold: all of it is sent, so nothing stays behind. Collective.
+
+        Return what lets x, and the parameters, be that mean.
+        """
+        into = named = {part.name: part.p for part in spared}
         if spared:
-            named = {part.name: part.p for part in spared}
-            dense_mean(self._replica.world, named, self._replica.schedule, "updates")
+            if self._replica.survival is not None:
+                into = self._means = self._means or {name: torch.empty_like(p) for name, p in named.items()}
+            dense_mean(self._replica.world, named, self._replica.schedule, "updates", into)
+
+        def move() -> None:
             for part in spared:
-                part.x.copy_(part.p)
+                part.x.copy_(into[part.name])
+                if into is not named:
+                    part.p.copy_(part.x)
+
+        return move
 
     # Signs
 
-    def _signs(self, parts: list[Part]) -> TensorError | None:
+    def _signs(self, parts: list[Part]) -> tuple[TensorError | None, Callable[[], None]]:
         here, n = self._replica.world, self._n
         signed, spared = parts[: self._signed], parts[self._signed :]
+        moves: list[Callable[[], None]] = []
         with engine_of(here).span(WHOLE) as span:
             with span.compressing():
                 (packed, scale), error = self._with_error(parts, spared, lambda: _packed(signed, n))
             if n:
                 rows, scales = self._common_signs(packed, scale, parts[0].p)
-                with span.decompressing():
+
+                def move() -> None:
                     for part in signed:
                         lean.move_by_signs(*part.arrays, part.start, packed, scale, rows, scales)
-        self._mean_of(spared)
-        return error
+
+                moves.append(move)
+        moves.append(self._mean_of(spared))
+        return error, lambda: _each(moves)
 
     def _common_signs(self, packed: Any, scale: float, like: torch.Tensor) -> tuple[Any, list[float]]:
         """Return rows of packed signs and their scales, of which o is the sum. Collective over the communicator."""
@@ -221,6 +264,8 @@ class StepAhead(UpdateExchange):
             if not self._two_way:
                 mean_of_signs(here, packet, whole)
                 return
+            if not own.is_cpu:
+                here.note_staging(own)
             packed, common = onebit_allreduce(here, own.cpu().numpy(), scale, n, self.shard.numpy())
             with span.decompressing():
                 sign.add(torch.from_numpy(packed).to(whole.device), common, whole.zero_())
@@ -250,6 +295,11 @@ class StepAhead(UpdateExchange):
     def resized_state(self, earlier: SavedRanks) -> dict[str, Any]:
         """Return parameters whose mean over the ranks is what it was, and this rank's part of the server's residual."""
         return {"parameters": reshard(earlier.each("parameters"), earlier.size), **super().resized_state(earlier)}
+
+
+def _each(moves: list[Callable[[], None]]) -> None:
+    for move in moves:
+        move()
 
 
 def _refuse_bad(named: list[tuple[str, torch.Tensor]]) -> None:
@@ -293,13 +343,13 @@ def _packed(parts: list[Part], n: int) -> tuple[Any, float]:
     if not n:
         return packed, 0.0
     kind = np.dtype(parts[0].arrays[0].dtype)
-    norm = sum(lean.pack_signs(*part.arrays, part.start, packed) for part in parts)
+    norm = add_in_order(lean.pack_signs(*part.arrays, part.start, packed) for part in parts)
     if not math.isfinite(norm):
         for part in parts:
             bad = select.first_not_finite(*part.arrays, minus=True)
             refuse(None if bad < 0 else bad, part.p.numel(), part.name)
         # A mean is no larger than the largest: divide before summing.
-        mean = sum(float(((part.x - part.p).abs() / n).sum()) for part in parts)
+        mean = add_in_order(float(((part.x - part.p).abs() / n).sum()) for part in parts)
         return packed, min(mean, float(np.finfo(kind).max))
     # In the elements' precision at once: what travels is what is taken out of the difference.
     return packed, float(kind.type(norm / n))

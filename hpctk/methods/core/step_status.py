@@ -7,7 +7,7 @@
     now and then: rates and samples of what all hold alike           MismatchError: the replicas have drifted apart
     the first bad gradient                                           all ranks skip the step, or all raise
     the rank, where preparing the step failed                        all ranks raise its error
-    whether this rank has data left                                  `active`, and who leads those that have none
+    whether this rank has data left                                  `active`
     the local steps of a round, where a rule says them               MismatchError: the rule sees different rates
 
 Nothing that lasts has changed when the message is sent, so whatever comes of it leaves the state of the step before.
@@ -45,8 +45,6 @@ class StepStatus:
         The first rank whose gradient is NaN or infinite, and the parameter.
     active : bool
         Whether any rank still has data.
-    leader : int or None
-        The lowest rank that has data, where another has none.
     period : int or None
         Of the ranks that have data, where it was compared.
     """
@@ -54,7 +52,6 @@ class StepStatus:
     has: tuple[bool, ...]
     bad: tuple[int, str] | None
     active: bool
-    leader: int | None
     period: int | None = None
 
 
@@ -179,8 +176,7 @@ class StatusExchange:
         has = list(mine.present)
         if least[0] != -least[1]:
             has = [not lacking for lacking in here.minimum([int(not one) for one in has], operation)]
-        leader = least[7] if least[7] < size and not least[8] else None
-        return StepStatus(tuple(has), self._decoded(least[6]), least[7] < size, leader, of_all)
+        return StepStatus(tuple(has), self._decoded(least[6]), least[7] < size, of_all)
 
     def _identity(self) -> int:
         return digest_of(b"%d %d %d" % (self.number, self.opened, self._layout))

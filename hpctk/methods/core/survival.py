@@ -1,10 +1,13 @@
 """Collective work that is done by all ranks that live, or by none: how training goes on without a rank that is lost.
 
-    keep      what the work is going to change, so that it can be undone
+    keep      what the attempt is going to change, so that it can be undone
     attempt   prepare and exchange, as if nothing could happen
     decide    one agreement of all that live (MPI_Comm_agree): has everybody done it, and is nobody lost?
-              yes, on all ranks: it counts. No, on all ranks:
+              yes, on all ranks: it counts, and is applied. No, on all ranks:
     shrink    the communicator becomes that of the survivors; undo; methods forget the lost ranks; attempt it again
+
+What an attempt does not change needs no copy: where a step lasts as long as a pass over the model, results are applied
+after the decision (SAEF, SASG), or lie beside the gradients until then (gradient methods).
 
 A rank that fails in the attempt revokes the communicator, which gets all others out of theirs. Nobody goes on to the
 next work before the decision, so survivors are never a step apart, and each has what it needs to go on: a step counts
@@ -15,8 +18,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -35,6 +38,28 @@ OnChange = Callable[[list[int]], object]
 CHOICES = ("raise", "shrink")
 
 
+class Recovery(Protocol):
+    """What is to be done once with what lost ranks had.
+
+    Attributes
+    ----------
+    pending : bool
+        Whether there is anything to do; the same on all ranks.
+    """
+
+    @property
+    def pending(self) -> bool: ...
+
+    def keep(self) -> Undo:
+        """Return what undoes `recover`. Local."""
+
+    def recover(self) -> None:
+        """Do it. Collective over the communicator. In place."""
+
+    def commit(self) -> None:
+        """Take it for done. Local."""
+
+
 class Survival:
     """The ranks of a World, some of which may be lost.
 
@@ -43,20 +68,24 @@ class Survival:
     world : World
     forget : callable
         Lets a method forget the lost ranks; given the numbers that those that are left had before. Local.
+    recovery : Recovery, optional
+        Cares for what lost ranks had, at the beginning of the attempt that follows.
 
     Attributes
     ----------
     lost : int
         Ranks lost so far.
+    inside : bool
+        Whether collective work is under way: it is begun anew where ranks are lost.
     """
 
-    def __init__(self, world: World, forget: OnChange) -> None:
-        self._world, self._forget = world, forget
+    def __init__(self, world: World, forget: OnChange, recovery: Recovery | None = None) -> None:
+        self._world, self._forget, self._recovery = world, forget, recovery
         self.lost = 0
         self._listeners: list[OnChange] = []
         #: The ranks that are left, by their numbers before, where the listeners have not been told yet.
         self._changed: list[int] | None = None
-        self._inside = False
+        self.inside = False
         world.expect_losses()
         world.attached.setdefault(Survival, weakref.WeakSet()).add(self)
 
@@ -64,7 +93,9 @@ class Survival:
         """Call `listener` whenever ranks were lost, once the work in which that was found out is done."""
         self._listeners.append(listener)
 
-    def together(self, attempt: Callable[[], T], keep: Callable[[], Undo] | None = None) -> T:
+    def together(
+        self, attempt: Callable[[], T], keep: Callable[[], Undo] | None = None, apply: Callable[[T], None] | None = None
+    ) -> T:
         """Return what `attempt` returns, once it is done by all ranks that live. Collective over the communicator.
 
         Parameters
@@ -73,25 +104,39 @@ class Survival:
             Collective. What it changes for good, `keep` knows how to undo.
         keep : callable, optional
             Called before each attempt; returns what undoes it.
+        apply : callable, optional
+            Given what `attempt` returned, once it counts. Local: what is not changed before needs no undoing.
         """
-        if self._inside:
-            return attempt()
-        self._inside = True
+        if self.inside:
+            result = attempt()
+            if apply is not None:
+                apply(result)
+            return result
+        self.inside = True
         try:
             while True:
                 undo = None if keep is None else keep()
+                recovery = self._recovery if self._recovery is not None and self._recovery.pending else None
+                if recovery is not None:
+                    undo = _both(undo, recovery.keep())
                 lost: Exception | None = None
                 try:
+                    if recovery is not None:
+                        recovery.recover()
                     result = attempt()
                 except self._world.losses as error:
                     if not self._world.is_broken():
                         raise
                     lost = error
                 if self._world.decide(done=lost is None):
+                    if recovery is not None:
+                        recovery.commit()
                     break
                 self._shrink(undo, lost)
         finally:
-            self._inside = False
+            self.inside = False
+        if apply is not None:
+            apply(result)
         self._tell()
         return result
 
@@ -122,7 +167,7 @@ class Survival:
         self.lost += lost
         self._forget(kept)
         self._changed = kept if self._changed is None else [self._changed[old] for old in kept]
-        if not self._inside:
+        if not self.inside:
             # Another optimizer of these ranks has found it out.
             self._tell()
 
@@ -131,6 +176,15 @@ class Survival:
         if changed is not None:
             for listener in self._listeners:
                 listener(changed)
+
+
+def _both(first: Undo | None, second: Undo) -> Undo:
+    def undo() -> None:
+        if first is not None:
+            first()
+        second()
+
+    return undo
 
 
 def check(world: World, on_lost_rank: str) -> None:
@@ -159,27 +213,3 @@ def copied(state: Any, room: Any = None) -> Any:
         places = room if isinstance(room, list | tuple) and len(room) == len(state) else [None] * len(state)
         return type(state)(copied(value, place) for value, place in zip(state, places, strict=True))
     return state
-
-
-def kept_gradients(parameters: Sequence[torch.nn.Parameter], room: list[torch.Tensor | None]) -> Undo:
-    """Copy the gradients into `room`, which is reused; return what puts them back.
-
-    By putting the copies in their place: what is still on its way to this rank writes into the tensors that it was
-    told of.
-    """
-    gradients = [parameter.grad for parameter in parameters]
-    fits = [None if copy is None else (copy.shape, copy.stride()) for copy in room] == [
-        None if gradient is None else (gradient.shape, gradient.stride()) for gradient in gradients
-    ]
-    if not fits:
-        room[:] = [None if gradient is None else torch.empty_like(gradient) for gradient in gradients]
-    for copy, gradient in zip(room, gradients, strict=True):
-        if copy is not None and gradient is not None:
-            copy.copy_(gradient)
-
-    def undo() -> None:
-        for parameter, copy in zip(parameters, room, strict=True):
-            parameter.grad = copy
-        room.clear()
-
-    return undo

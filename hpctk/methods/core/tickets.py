@@ -9,6 +9,9 @@ rank takes its next ticket as it leaves the round: a rank joins at most one roun
 for what is known. The others are counted by a word that rank 0 owns (shared_counter.py). In a round all ranks are
 together, and rank 0 sets the word back to 0; so a rank without data may join the round without a ticket, and the
 one it holds is lost.
+
+Where a rank is lost (survival.py), rank 0 or another, the cycle ends at once: whoever asks for a ticket is told to join
+the round, in which those that are left make a word of their own. The tickets of that cycle are lost.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class Tickets:
     """
 
     def __init__(self, here: World, period: int) -> None:
-        self._engine = engine_of(here)
+        self._here, self._engine = here, engine_of(here)
         self._rank, self._size, self._period = here.rank, here.size, period
         self._word = shared_counter(here)
         self._first = 0
@@ -45,6 +48,16 @@ class Tickets:
         """Take the next ticket and return what it means. Not collective; needs rank 0 to be alive."""
         self.number = self._first + self._size + self._add(1)
         return meaning(self.number, self._size, self._period)
+
+    def take_or_meet(self) -> str:
+        """Take the next ticket and return what it means: "round" where a rank is lost. Not collective."""
+        try:
+            # Before asking, too: rank 0 may be in the round already, and answer nobody.
+            return "round" if self._here.is_broken() else self.take()
+        except self._here.losses:
+            if not self._here.is_broken():
+                raise
+            return "round"
 
     def new_cycle(self) -> None:
         """Start the next cycle, of which each rank holds a ticket then.

@@ -16,13 +16,13 @@ in the parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, TypeGuard
 
 import torch
 
-from hpctk.collectives.compressed_mean import dense_mean, dense_sum
+from hpctk.collectives.dense_mean import dense_mean, dense_sum
 from hpctk.collectives.engine.signs import feed_common_signs
 from hpctk.collectives.onebit import shard_bounds
 from hpctk.compressors import Compressor, Residuals
@@ -30,6 +30,7 @@ from hpctk.errors import SettingError, TensorError
 from hpctk.methods.core.flat_buffer import FlatBuffer
 from hpctk.methods.core.replica import Replica, restore
 from hpctk.methods.core.resharding import SavedRanks
+from hpctk.methods.core.survival import Undo, copied
 
 #: The name of the model as one vector, for compressors and residuals.
 WHOLE = "the whole model"
@@ -116,12 +117,22 @@ class UpdateExchange(ABC):
         """Take what was done since the last exchange for done. Local."""
         self._uncut = None
 
+    def undo(self) -> Undo:
+        """Return what puts back all that an exchange changes which `defers` the rest. Local."""
+        state = copied(self._compressor.state_dict())
+        return lambda: self._compressor.load_state_dict(state)
+
+    @property
+    def defers(self) -> bool:
+        """Whether `exchange` leaves x, the parameters and all that is kept as they are until it is applied."""
+        return False
+
     @abstractmethod
-    def exchange(self, x: FlatBuffer) -> TensorError | None:
-        """Send what the base optimizer has done to the parameters since they were written, and move x and them.
+    def exchange(self, x: FlatBuffer) -> tuple[TensorError | None, Callable[[], None] | None]:
+        """Send what the base optimizer has done to the parameters since they were written, to move x and them.
 
         Collective over the communicator. In place. Return why this rank's update was not sent, where it is not finite:
-        the other ranks' are, and they do not know.
+        the other ranks' are, and they do not know. And what moves x and the parameters; None where they have moved.
         """
 
     @abstractmethod

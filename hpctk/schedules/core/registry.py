@@ -10,12 +10,15 @@ from functools import lru_cache
 
 from hpctk import plugins
 from hpctk.errors import SettingError
+from hpctk.nearest import hint
 from hpctk.schedules import binomial, halving_doubling, hierarchical, recursive_doubling, ring, rotation
 from hpctk.schedules.core import split
 from hpctk.schedules.core.plan import KINDS, Plan
 
 #: Not a plan: an all-reduce without messages, see collectives.engine.shared_memory_run.
 SHARED_MEMORY = "shared_memory"
+#: A plan, and where nodes share memory an all-reduce with messages between nodes alone: engine.hierarchical_run.
+HIERARCHICAL = "hierarchical"
 Nodes = Sequence[Sequence[int]]
 Builder = Callable[[int, Nodes | None, int], Plan]
 
@@ -119,8 +122,8 @@ def build(name: str, kind: str, size: int, *, nodes: Nodes | None = None, root: 
     if name not in SCHEDULES and name not in offered():
         known = ", ".join([*(names(kind, with_nodes=True) if kind in KINDS else SCHEDULES), *offered()])
         raise SettingError(
-            f"schedule={name!r}: known are {known}; where one may choose also auto, and for all-reduce "
-            f"{SHARED_MEMORY} and mpi, or torch on a process group of torch.distributed"
+            f"schedule={name!r}: {hint(name, SCHEDULES)}known are {known}; where one may choose also auto, and for "
+            f"all-reduce {SHARED_MEMORY} and mpi, or torch on a process group of torch.distributed"
         )
     builders = by_name(name).builders
     if kind not in builders:

@@ -44,7 +44,9 @@ FIELDS = 64
 ROWS = 4_000_000
 #: What steps count, and columns of steps of which the mean is shown.
 COUNTS = ("rounds", "uploads", "skips", "clipped", "skipped", "fallbacks")
-MEANS = ("seconds", "sent_bytes", "dense_bytes", "exposed_s")
+MEANS = ("seconds", "sent_bytes", "dense_bytes", "communication_s", "exposed_s")
+#: What steps say of lost ranks: all ranks that are left say the same.
+LOSSES = tuple(column.name for column in schema.LOSSES)
 #: A job of more ranks than this was not recorded: the number is wrong.
 MOST_RANKS = 1_000_000
 
@@ -139,7 +141,7 @@ class Course:
         self._sums["losses"][:rows] += known
         self._sums["ranks"][:rows] += 1
         counts = {}
-        for name in COUNTS:
+        for name in (*COUNTS, *LOSSES):
             values, bad_values = metrics.clean(steps[name])
             counts[name] = float(values.sum())
             bad += bad_values
@@ -181,7 +183,7 @@ class Account:
         self.recordings: list[dict[str, Any]] = []
         self.spans: list[tuple[float, float]] = []
         self.courses: list[Course] = []
-        self.counts = dict.fromkeys(COUNTS, 0.0)
+        self.counts, self.losses = dict.fromkeys(COUNTS, 0.0), dict.fromkeys(LOSSES, 0.0)
         self.curve_ranks: set[int] = set()
         self.problems: list[str] = []
 
@@ -210,7 +212,7 @@ def _add_recording(total: Account, recording: RecordingStats) -> int:
     rows = sum(_number(stats.progress.get("steps_rows")) for stats in recording.ranks.values())
     stepping = set(_stepping(sorted(recording.ranks), int(rows)))
     missing = np.array(sorted(recording.missing), np.int64)
-    course, bad = Course(), 0
+    course, bad, losses = Course(), 0, dict.fromkeys(LOSSES, 0.0)
     for rank, stats in sorted(recording.ranks.items()):
         try:
             tables = stats.tables(*(TABLES if rank in stepping else TABLES[:-1]))
@@ -218,11 +220,14 @@ def _add_recording(total: Account, recording: RecordingStats) -> int:
             if rank in stepping:
                 counts, bad_steps = course.add(tables["steps"])
                 bad += bad_steps
-                for name, value in counts.items():
-                    total.counts[name] += value
+                for name in COUNTS:
+                    total.counts[name] += counts[name]
+                losses = {name: max(most, counts[name]) for name, most in losses.items()}
         except (HpctkError, OSError) as error:
             total.problems.append(f"start {recording.number}, rank {rank}: {printable(error)}")
     total.problems += [f"start {recording.number}: {printable(why)}" for why in recording.foreign.values()]
+    for name, most in losses.items():
+        total.losses[name] += most
     total.courses.append(course)
     total.curve_ranks |= stepping
     _describe_recording(total, recording)

@@ -23,6 +23,7 @@ ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("steps", "steps", numbers.count),
     ("seconds per step", "step_s", numbers.seconds_text),
     ("exposed communication", "exposed_share", numbers.percent),
+    ("hidden, of communication", "hidden_share", numbers.percent),
     ("waiting, of communication", "waiting_share", numbers.percent),
     ("sent per step", "sent_bytes_per_step", numbers.bytes_text),
     ("averaging / sent", "dense_sent", numbers.times),
@@ -55,7 +56,7 @@ def _entry(name: str, document: Document, limits: dict[str, float | None]) -> Do
     return {
         "name": name, "run": document["run"], "method": method_text(document["recordings"][-1]),
         "ranks": totals["ranks"], "steps": totals["steps"], "step_s": step["seconds"],
-        "exposed_share": step["exposed_share"],
+        "exposed_share": step["exposed_share"], "hidden_share": step["hidden_share"],
         "waiting_share": metrics.ratio(totals["waiting_s"], totals["communication_s"]),
         "sent_bytes_per_step": step["sent_bytes"], "dense_sent": step["dense_sent"],
         **document["compression"],

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpctk.stats import metrics
-from hpctk.stats.report.account import COUNTS, LABELS, MEANS, SUMS, Account, Course
+from hpctk.stats.report.account import COUNTS, LABELS, LOSSES, MEANS, SUMS, Account, Course
 from hpctk.stats.report.findings import findings, missing
 from hpctk.stats.report.numbers import printable
 
@@ -21,7 +21,10 @@ POINTS = 300
 #: Raised when the meaning of a key changes.
 VERSION = 1
 #: Keys that end like this are of things that are counted.
-_COUNTED = ("bytes", "calls", "messages", "steps", "dropped", *COUNTS)
+_COUNTED = (
+    "bytes", "calls", "messages", "steps", "dropped", *COUNTS,
+    *(name for name in LOSSES if not name.endswith("norm")),
+)  # fmt: skip
 #: What a rank's calls were busy with; the rest of their time is `other_s`.
 INSIDE = ("waiting_s", "combining_s")
 #: What was done for calls before they began and after they were over.
@@ -56,6 +59,7 @@ def document(account: Account) -> dict[str, Any]:
         },
         "per_step": _per_step(account, together=together),
         "counts": {**account.counts, "ranks": len(account.curve_ranks)},
+        "losses": dict(account.losses),
         "curve": _curve(account.courses),
         "problems": list(account.problems),
     }
@@ -153,6 +157,7 @@ def _per_step(account: Account, *, together: bool) -> dict[str, Any]:
     return {
         **means,
         "exposed_share": None if together else metrics.ratio(sums["exposed_s"], sums["seconds"]),
+        "hidden_share": metrics.hidden(sums["communication_s"], sums["exposed_s"]),
         "dense_sent": metrics.ratio(sums["dense_bytes"], sums["sent_bytes"]),
     }
 

@@ -69,6 +69,7 @@ def findings(document: Document) -> list[str]:
             "Some of these recordings were made at the same time, by several optimizers: bytes and calls are sums "
             "over all, and nothing is said of efficiency. The folder of a recording shows it alone."
         )
+    texts.append(_lost(document["losses"]))
     texts += [_waiting(document["ranks"]), _straggler(document["ranks"])]
     if share is not None:
         texts.append(f"Training stood still for communication for {percent(share)} of its time.")
@@ -77,6 +78,18 @@ def findings(document: Document) -> list[str]:
         calls, unknown = plural(int(totals["calls"]), "call"), count(totals["uncounted_calls"])
         texts.append(f"Of {calls}, {unknown} have bytes that only the library knows: they are in no sum of bytes.")
     return [text for text in texts if text]
+
+
+def _lost(losses: Document) -> str:
+    """Return what came of lost ranks."""
+    n = int(losses["lost_ranks"])
+    if not n:
+        return ""
+    text = f"{plural(n, 'rank')} {'was' if n == 1 else 'were'} lost on the way, and the others went on"
+    lost, restored = int(losses["lost_residuals"]), int(losses["restored_residuals"])
+    if lost or restored:
+        text += f"; residuals: {restored} restored from copies, {lost} lost"
+    return f"{text}."
 
 
 def _waiting(ranks: list[Document]) -> str:

@@ -140,6 +140,7 @@ def _tiles(document: Document) -> str:
         "communication efficiency": percent(pop["communication"]),
         "parallel efficiency": percent(pop["parallel"]),
         "exposed communication": percent(step["exposed_share"]),
+        "hidden, of communication": percent(step["hidden_share"]),
     }
     tiles |= {name: count(n) for name, n in document["counts"].items() if name != "ranks" and n}
     shown = "".join(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpctk.stats.report import findings as words
-from hpctk.stats.report.numbers import bytes_text, count, percent, plural, seconds_text, shortened, times
+from hpctk.stats.report.numbers import bytes_text, count, digits, percent, plural, seconds_text, shortened, times
 
 Document = dict[str, Any]
 WIDTH = 80
@@ -104,11 +104,13 @@ def _explained(rows: Sequence[tuple[str, str, str]]) -> str:
 def _efficiency(document: Document) -> str:
     pop, step = document["efficiency"], document["per_step"]
     exposed = f"of which exposed communication {seconds_text(step['exposed_s'])}"
+    lasted = f"of {seconds_text(step['communication_s'])} of calls, behind computing"
     return _explained([
         ("load balance", percent(pop["load_balance"]), "mean / maximum of the ranks' useful time"),
         ("communication efficiency", percent(pop["communication"]), "maximum of useful time / runtime"),
         ("parallel efficiency", percent(pop["parallel"]), "their product"),
         ("step", seconds_text(step["seconds"]), exposed),
+        ("hidden communication", percent(step["hidden_share"]), lasted),
     ])  # fmt: skip
 
 
@@ -206,6 +208,19 @@ def _counts(document: Document) -> str:
     return "\n".join([*lines, "over all ranks and steps"]) if lines else ""
 
 
+def _losses(document: Document) -> str:
+    losses = document["losses"]
+    if not losses["lost_ranks"]:
+        return ""
+    norms = {name: digits(losses[f"{name}_residual_norm"]) for name in ("lost", "restored")}
+    return _explained([
+        ("ranks", count(losses["lost_ranks"]), "the others went on without them"),
+        ("work begun anew", count(losses["redone"]), "steps, rounds or saves"),
+        ("residuals lost", count(losses["lost_residuals"]), f"2-norm {norms['lost']}, if like those left"),
+        ("residuals from copies", count(losses["restored_residuals"]), f"2-norm {norms['restored']}, shared out"),
+    ])  # fmt: skip
+
+
 #: Title, and what stands under it; sections that return nothing are left out.
 SECTIONS: tuple[tuple[str, Callable[[Document], str]], ...] = (
     ("", _header),
@@ -220,4 +235,5 @@ SECTIONS: tuple[tuple[str, Callable[[Document], str]], ...] = (
     ("message sizes", _sizes),
     ("imbalance", _imbalance),
     ("counts", _counts),
+    ("lost ranks", _losses),
 )

@@ -73,6 +73,7 @@ def entry(method_settings: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]
         "metrics": first["metrics"],
         "loss": sum(losses) / len(losses) if losses else None,
         "complete": first["complete"],
+        "params": first.get("params"),
         "parameters_sha256": first["parameters_sha256"],
         "curve": mean_curve([rank["curve"] for rank in ranks]),
         "ranks": [{name: rank[name] for name in _OWN} for rank in ranks],

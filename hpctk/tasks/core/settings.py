@@ -17,7 +17,7 @@ from hpctk.errors import SettingError
 from hpctk.settings import check, read_toml, setting, settings_of
 
 #: Settings that may differ when a run is resumed: they do not change what is computed.
-FREE = ("time_budget_s", "checkpoint_steps", "checkpoint_minutes", "on_lost_rank")
+FREE = ("time_budget_s", "checkpoint_steps", "checkpoint_minutes", "on_lost_rank", "buddy")
 
 #: The name of the saved settings in the folder of a run.
 SAVED = "settings.toml"
@@ -57,6 +57,13 @@ class Settings:
         "end the job when a rank is gone, or go on without it",
         choices=("raise", "shrink"),
         shown="as HPCTK_ON_LOST_RANK says",
+    )
+    buddy: int | None = setting(
+        None,
+        "with --on-lost-rank shrink: steps between two copies of a rank's residuals on the next rank",
+        at_least=1,
+        at_most=10**9,
+        shown="as HPCTK_BUDDY says",
     )
 
     def __post_init__(self) -> None:

@@ -42,8 +42,8 @@ class Result:
     """How a training job went, on this rank.
 
     `sent_bytes` is None where MPI's own collectives moved tensors: they do not tell. `rounds` are this rank's
-    exchanges; for SASG its uploads. `complete` is false where the time budget ended the job. `parameters_sha256`
-    is of the model that was evaluated.
+    exchanges; for SASG its uploads. `complete` is false where the time budget ended the job. `params` is how many
+    parameters the model has, `parameters_sha256` is of the model that was evaluated.
     """
 
     metrics: dict[str, float]
@@ -53,6 +53,7 @@ class Result:
     rounds: int
     sent_bytes: int | None
     complete: bool
+    params: int
     parameters_sha256: str
     counts: dict[str, int]
     curve: dict[str, Any]
@@ -113,7 +114,13 @@ class Job:
         self.model = task.model()
         base = torch.optim.SGD(self.model.parameters(), lr=settings.lr, momentum=settings.momentum)
         self.optimizer = DistributedOptimizer(
-            base, method, model=self.model, schedule=settings.schedule, stats=stats, on_lost_rank=settings.on_lost_rank
+            base,
+            method,
+            model=self.model,
+            schedule=settings.schedule,
+            stats=stats,
+            on_lost_rank=settings.on_lost_rank,
+            buddy=settings.buddy,
         )
         self._position = Position()
         total = task.epochs * (task.samples // task.step_samples(here.size))
@@ -216,7 +223,8 @@ class Job:
             )
         return Result(
             metrics, self._curve.last_loss, self._position.seconds, stats.steps, stats.counts.get("rounds", 0),
-            None if stats.uncounted_calls else stats.sent_bytes, self._is_over(), digest, dict(stats.counts),
+            None if stats.uncounted_calls else stats.sent_bytes, self._is_over(),
+            sum(p.numel() for p in self.model.parameters()), digest, dict(stats.counts),
             asdict(self._curve),
         )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """torch.amp.GradScaler under Horovod: all ranks skip the same steps and keep the same scale."""
 
 import pytest
+import torch
 from horovod_ways import stock
 from scaled_training import METHODS, RECIPES, STEPS, assert_in_step, assert_the_same_at_any_scale, scaled_model
 
@@ -29,7 +30,7 @@ def test_compression(world, hvd, recipe, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_own_optimizer(world, hvd, recipe, method):
-    if recipe == "synchronize" and method == "SAEF":
+    if recipe == "synchronize" and method.startswith("SAEF"):
         pytest.skip("synchronize() is for gradient methods")
     model, base = scaled_model()
     opt = hpctk.horovod.DistributedOptimizer(base, METHODS[method](), model=model, on_bad_gradient="skip")
@@ -44,3 +45,12 @@ def test_residuals_follow_the_scale(world, hvd, recipe):
         return stock(hvd, method, model=model, base=base, attach=True, of_compression=skipping)[1]
 
     assert_the_same_at_any_scale(world, make, RECIPES[recipe])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_in_half_precision(world, hvd, method):
+    model, base = scaled_model(torch.bfloat16)
+    model, opt, compression = stock(
+        hvd, METHODS[method](), model=model, base=base, attach=True, of_compression={"on_bad_gradient": "skip"}
+    )
+    assert_in_step(world, model, opt, RECIPES["plain"], STEPS, shared=shared_by(method, compression))

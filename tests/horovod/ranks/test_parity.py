@@ -32,6 +32,12 @@ METHODS = {
     "EF21": lambda: hpctk.EF21(hpctk.TopK(0.1)),
     "DiLoCo": lambda: hpctk.DiLoCo(period=2),
     "DiLoCo streaming": lambda: hpctk.DiLoCo(period=4, fragments=2, delay=1, compressor=hpctk.TopK(0.3)),
+    "SparseLoCo": lambda: hpctk.SparseLoCo(period=2, k=2, chunk=8),
+    "SA-PEF": lambda: hpctk.SAEF(hpctk.TopK(0.3), step_ahead=0.85, period=2),
+    "Mean ChunkTopK": lambda: hpctk.Mean(hpctk.ChunkTopK(2, 8)),
+    "LocalSGD TopK": lambda: hpctk.LocalSGD(period=2, compressor=hpctk.TopK(0.3)),
+    "CELGC Sign": lambda: hpctk.CELGC(clip=0.02, period=2, compressor=hpctk.Sign()),
+    "LGRAWA TopK": lambda: hpctk.LGRAWA(period=2, compressor=hpctk.TopK(0.3)),
     "LocalSGD": lambda: hpctk.LocalSGD(period=3),
     "EASGD": lambda: hpctk.EASGD(period=2),
 }
@@ -79,7 +85,14 @@ def test_the_counts_are_those_of_the_own_optimizer(world, hvd):
         assert getattr(compression.stats, item) == getattr(wanted.stats, item), item
 
 
-@pytest.mark.parametrize("name", ["Mean TopK", "Mean PowerSGD", "AdaCons", "SAEF", "MGRAWA", "CELGC"])
+#: After three steps; a fragment of "DiLoCo streaming" is under way then.
+RESUMED = (
+    "Mean TopK", "Mean PowerSGD", "AdaCons", "SAEF", "MGRAWA", "CELGC", "EPISODE", "EF21", "DiLoCo", "DiLoCo streaming",
+    "SparseLoCo", "SA-PEF", "LocalSGD TopK",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_run_goes_on_from_its_local_state(world, hvd, name):
     method = METHODS[name]()
     model, opt, _ = stock(hvd, method)

@@ -82,9 +82,9 @@ def test_settings_are_checked(world, hvd, settings, text):
         hpctk.horovod.Compression(hpctk.Mean(), net(), **settings)
 
 
-def test_models_of_one_dtype(world, hvd):
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).half())
-    with pytest.raises(TensorError, match="need all float32 or all float64"):
+def test_float64_beside_half_precision(world, hvd):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2).double(), torch.nn.Linear(2, 2).half())
+    with pytest.raises(TensorError, match="need all float64, or float32"):
         hpctk.horovod.Compression(hpctk.Mean(), model)
 
 

@@ -266,6 +266,31 @@ def model_cases() -> list[Case]:
     ]
 
 
+#: Powers of two again; EPISODE is not to clip, for then the rate of a step would be none.
+SUCCESSORS = {
+    "DiLoCo": (hpctk.DiLoCo(2, outer_lr=0.5, outer_momentum=0.5), ATTACHED),
+    "DiLoCo streaming": (
+        hpctk.DiLoCo(4, 0.5, 0.5, compressor=hpctk.TopK(0.3), fragments=2, delay=1, mixing=0.5), ATTACHED,
+    ),
+    "SparseLoCo": (hpctk.SparseLoCo(2, k=2, chunk=8), ATTACHED),
+    "EPISODE": (hpctk.EPISODE(1000.0, 2), ATTACHED),
+    "EF21": (hpctk.EF21(hpctk.TopK(0.3), momentum=0.75), EVERY),
+    "SA-PEF": (hpctk.SAEF(hpctk.TopK(0.3), step_ahead=0.5, period=2), ATTACHED),
+    "Mean ChunkTopK": (hpctk.Mean(hpctk.ChunkTopK(2, 8)), EVERY),
+    "LocalSGD TopK": (hpctk.LocalSGD(2, compressor=hpctk.TopK(0.3)), ATTACHED),
+}  # fmt: skip
+
+
+def successor_cases() -> list[Case]:
+    """Return the methods that came after, each by every way in, and from a checkpoint in the middle of a period."""
+    found = [Case(name, method, ways, steps=6) for name, (method, ways) in SUCCESSORS.items()]
+    found += [
+        Case(f"{name}, resumed", SUCCESSORS[name][0], MPI, steps=6, resumes="by all")
+        for name in ("DiLoCo streaming", "SparseLoCo", "EPISODE", "EF21", "SA-PEF")
+    ]
+    return [*found, Case("SparseLoCo float32", SUCCESSORS["SparseLoCo"][0], MPI, dtype="float32")]
+
+
 SCHEDULES = ("rotation", "recursive_doubling", "halving_doubling", "binomial", "hierarchical", "library", "auto")
 
 
@@ -468,6 +493,7 @@ CASES = by_name(
         *sasg_cases(),
         *saef_cases(),
         *model_cases(),
+        *successor_cases(),
         *schedule_cases(),
         *overlap_cases(),
         *event_cases(),

@@ -89,7 +89,7 @@ def _feed(digest: Any, thing: Any) -> None:
     elif isinstance(thing, list | tuple):
         _feed(digest, dict(enumerate(thing)))
     elif isinstance(thing, torch.Tensor | np.ndarray | np.generic):
-        array = np.asarray(thing.detach() if isinstance(thing, torch.Tensor) else thing)
+        array = np.asarray(thing.detach().cpu() if isinstance(thing, torch.Tensor) else thing)
         digest.update(f"{array.dtype.char}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     elif thing is None or isinstance(thing, bool | int | float | str):

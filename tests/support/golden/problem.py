@@ -38,16 +38,24 @@ def numbers(key: str, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.from_numpy((x >> np.uint64(11)) * 2.0**-52 - 1).reshape(shape)
 
 
-@cache
+#: Where models lie; tests of devices set it before anything is made.
+device = torch.device("cpu")
+
+
 def known(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return `numbers` in a dtype."""
-    return numbers(key, shape).to(dtype)
+    """Return `numbers` in a dtype, on the device."""
+    return _known(key, shape, dtype, device)
 
 
 @cache
-def curvature(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _known(key: str, shape: tuple[int, ...], dtype: torch.dtype, where: torch.device) -> torch.Tensor:
+    return numbers(key, shape).to(where, dtype)
+
+
+@cache
+def curvature(key: str, shape: tuple[int, ...], dtype: torch.dtype, where: torch.device) -> torch.Tensor:
     """Return numbers of few bits, 0.5 to 1.5."""
-    return (known(key, shape, dtype) * 8).floor() / 16 + 1
+    return (_known(key, shape, dtype, where) * 8).floor() / 16 + 1
 
 
 class Given(torch.autograd.Function):
@@ -56,7 +64,7 @@ class Given(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gradients, *parameters):
         ctx.gradients = gradients
-        return torch.zeros((), dtype=parameters[0].dtype)
+        return parameters[0].new_zeros(())
 
     @staticmethod
     def backward(ctx, _):
@@ -93,7 +101,7 @@ class Model(torch.nn.Module):
         self.trained = dict(self.named_parameters())
         self.frozen = torch.nn.Parameter(known(start, (3,), dtype).clone(), requires_grad=False)
         self.register_buffer("running", known(f"{start} running", (5,), dtype).clone())
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64, device=device))
 
     def forward(self, t: int) -> torch.Tensor:
         """Return a loss with the gradients of step t."""
@@ -111,7 +119,7 @@ class Model(torch.nn.Module):
         return known(f"{name} {self.rank} {t}", tuple(like.shape), like.dtype)
 
     def _gradient(self, name: str, value: torch.Tensor, t: int) -> torch.Tensor:
-        bends = curvature(f"{name} {self.rank} bends", tuple(value.shape), value.dtype)
+        bends = curvature(f"{name} {self.rank} bends", tuple(value.shape), value.dtype, device)
         gradient = bends * (value - self._known(name, value, "target")) + self._known(name, value, t)
         if t in self.bad_steps and self.rank == self.size - 1 and name == "matrix":
             gradient[1, 2] = float("inf")

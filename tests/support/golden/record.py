@@ -1,7 +1,7 @@
 """Write the digests of all cases at this number of ranks into digests.json.
 
     ./launch/mpirun -n 2 python -m mpi4py tests/support/golden/record.py [--ways mpi torch ddp horovod compression]
-                                                                 [--cases "SAEF*"] [--compare]
+                                                                 [--cases "SAEF*"] [--new] [--compare]
 
 Says which entries have changed. Golden digests are recorded anew only for new cases, and where a commit says that,
 and why, the same numbers are added in another order; see golden/__init__.py.
@@ -32,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ways", nargs="+", choices=EVERY, default=list(EVERY))
     parser.add_argument("--cases", metavar="PATTERN", default="*", help="leave other cases as they are")
+    parser.add_argument("--new", action="store_true", help="only cases that are not recorded yet")
     parser.add_argument("--compare", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     comm = MPI.COMM_WORLD
@@ -43,7 +44,7 @@ def main() -> None:
 
         hvd.init()
     for way in arguments.ways:
-        _record(comm, way, arguments.cases, Path(folder), writes=not arguments.compare)
+        _record(comm, way, arguments, Path(folder))
     comm.barrier()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -51,15 +52,21 @@ def main() -> None:
         shutil.rmtree(folder)
 
 
-def _record(comm: MPI.Intracomm, way: str, pattern: str, folder: Path, *, writes: bool) -> None:
+def _record(comm: MPI.Intracomm, way: str, arguments: argparse.Namespace, folder: Path) -> None:
     began = time.monotonic()
     recorded = digests.read()
     kept = recorded.get(str(comm.size), {}).get(way, {"machine": digests.machine(), "cases": {}})
-    if pattern != "*" and kept["machine"] != digests.machine():
-        raise SystemExit(f"recorded on {kept['machine']}, but this is {digests.machine()}: record all cases")
     known = {name: case for name, case in CASES.items() if way in case.ways}
+    chosen = [name for name in fnmatch.filter(known, arguments.cases) if not (arguments.new and name in kept["cases"])]
+    every, inexact = len(chosen) == len(known), [name for name in chosen if known[name].inexact]
+    if not every and inexact and kept["machine"] != digests.machine():
+        # The others are the same bits on every machine, and may be added on any.
+        raise SystemExit(
+            f"recorded on {kept['machine']}, but this is {digests.machine()}: record all cases, or none of {inexact}"
+        )
+    machine = digests.machine() if every else kept["machine"]
     found = {}
-    for name in fnmatch.filter(known, pattern):
+    for name in chosen:
         seen = train(way, known[name], folder / way / str(len(found)))
         found[name] = digests.entry(seen, bool(known[name].inexact), comm.allgather)
     if comm.rank > 0:
@@ -71,8 +78,8 @@ def _record(comm: MPI.Intracomm, way: str, pattern: str, folder: Path, *, writes
     for name, line in found.items():
         if name in before and before[name] != line:
             print(f"  CHANGED {name}: {before[name]} -> {line}", flush=True)
-    if writes:
-        recorded.setdefault(str(comm.size), {})[way] = {"machine": digests.machine(), "cases": before | found}
+    if not arguments.compare:
+        recorded.setdefault(str(comm.size), {})[way] = {"machine": machine, "cases": before | found}
         digests.write(recorded)
 
 

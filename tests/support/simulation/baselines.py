@@ -36,7 +36,7 @@ def mean(
     rule = None if clip is None else Clip(clip, workers.optimizers[0])
     residuals = [tensors.zeros(x) for x in workers.x]
     for t in range(steps):
-        workers.lose(t, residuals)
+        workers.lose_shared(t, residuals)
         gradients = workers.gradients(t)
         sent = [unit(g) for g in gradients] if unit_norm else gradients
         if compressor is not None:
@@ -70,7 +70,7 @@ def local_sgd(
     workers, trajectory = Workers(problem, base, lr, starts), Trajectory()
     average, until = Average(workers, compressor), 0
     for t in range(steps):
-        workers.lose(t, average.residuals)
+        workers.lose_shared(t, average.residuals)
         gradients = [workers.gradient(k, t) for k in range(workers.size)]
         if t == until:
             until += period if period_rule is None else period_rule(period, rates(workers.optimizers[0])[0], t)

@@ -82,7 +82,8 @@ def simulate(
     members = cut(x, fragments)
     slot, inside, length, flight, whole = 0, 0, 0, None, period
     for t in range(steps):
-        workers.lose(t, residuals)
+        # What a lost worker has under way does not arrive.
+        workers.lose_shared(t, residuals, *([] if flight is None else [flight]))
         gradients = [workers.gradient(k, t) for k in range(workers.size)]
         if inside == 0 and slot % fragments == 0:
             whole = period

@@ -26,7 +26,11 @@ def simulate(
     estimates = [tensors.zeros(x) for x in workers.x]
     out = tensors.zeros(workers.x[0])
     for t in range(steps):
-        if workers.lose(t, v, estimates):
+        n = len(out)
+        # Copies are of both, as one.
+        both = [[*a, *h] for a, h in zip(v, estimates, strict=True)] if t else []
+        if workers.lose_shared(t, both, v, estimates):
+            v, estimates = [a[:n] for a in both], [a[n:] for a in both]
             out = tensors.mean(estimates)
         gradients = workers.gradients(t)
         if t == 0:

@@ -39,6 +39,8 @@ class FixedProblem:
         self.workers = len(self.scales)
         #: The workers that are lost before a step, by steps.
         self.lost: dict[int, list[int]] = {}
+        #: Every so many steps residuals are copied to the next worker; None for never.
+        self.buddy: int | None = None
 
     def start(self) -> Tensors:
         return copy(self.initial)

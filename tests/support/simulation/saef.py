@@ -32,7 +32,7 @@ def simulate(
     residuals = [tensors.zeros(x)] * workers.size
     server_residual = tensors.zeros(x)
     for t in range(steps // period):
-        workers.lose(t * period, residuals)
+        workers.lose_shared(t * period, residuals)
         updates = [tensors.zeros(x)] * workers.size
         for local in range(t * period, (t + 1) * period):
             news = [workers.update(k, g) for k, g in enumerate(workers.gradients(local))]

@@ -35,6 +35,7 @@ def simulate(
     terms: int | None = None,
     warmup: int = 10,
     reduce: str = "sum",
+    compressor=None,
 ) -> Trajectory:
     """Log: theta, left (None where not asked), uploads, q, residuals, updates (None on a skip), delays."""
     workers, trajectory = Workers(problem, base, lr), Trajectory()
@@ -42,13 +43,20 @@ def simulate(
     memories = [Memory(tensors.zeros(x)) for x in workers.x]
     lengths: list[float] = []  # squared step lengths, newest first
     for t in range(steps):
-        workers.lose(t, memories)
+        # Who has news finds that out before it can know that another is lost in this step.
+        known = workers.size
+        residuals = [memory.residual for memory in memories]
+        workers.lose_shared(t, residuals, memories, summed=reduce == "sum")
+        for memory, residual in zip(memories, residuals, strict=True):
+            memory.residual = residual
+            if workers.shared:
+                memory.message, memory.delay = None, 0
         size = workers.size
         w = workers.x[0]
         gradients = workers.gradients(t)
         rate = workers.optimizers[0].groups[0].lr
-        factor = alpha if alpha is not None else (size if reduce == "mean" else 1) / rate
-        theta = factor / size**2 * sum(lengths[:terms])
+        factor = alpha if alpha is not None else (known if reduce == "mean" else 1) / rate
+        theta = factor / known**2 * sum(lengths[:terms])
         left, uploads, updates = [], [], []
         for k, (g, memory) in enumerate(zip(gradients, memories, strict=True)):
             change = None
@@ -62,7 +70,7 @@ def simulate(
             updates.append(update)
             if upload:
                 wanted = tensors.add(update, memory.residual)
-                memory.message = per_tensor(TopK(density), wanted)
+                memory.message = per_tensor(TopK(density) if compressor is None else compressor, wanted)
                 memory.residual = tensors.subtract(wanted, memory.message)
                 memory.snapshot, memory.delay = w, 1
             else:

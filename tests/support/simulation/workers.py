@@ -22,6 +22,37 @@ class Workers:
         self.numbers = list(range(self.size))
         self.optimizers = [base() for _ in range(self.size)]
         self.x = [tensors.copy(x) for x in (starts or [problem.start()] * self.size)]
+        #: The residuals of all workers when they were copied last, who there was, and the step; None: due.
+        self.copies: tuple[list[Tensors], list[int]] = [], []
+        self.copied: int | None = 0
+        #: Whether residuals were shared out in the last step.
+        self.shared = False
+
+    def lose_shared(self, t: int, residuals: list[Tensors], *lists: list, summed: bool = False) -> bool:
+        """As `lose`; what copies there are of lost residuals is shared out.
+
+        So that the mean over workers is kept, or where they are `summed` the sum.
+        """
+        every = self.problem.buddy
+        lost = self.problem.lost.get(t, [])
+        if every and (self.copied is None or t - self.copied >= every):
+            self.copies, self.copied = ([tensors.copy(e) for e in residuals], list(self.numbers)), t
+        kept, numbers = self.copies
+        found = []
+        for number in lost if every else []:
+            place = numbers.index(number) if number in numbers else None
+            if place is not None and numbers[(place + 1) % len(numbers)] not in lost:
+                found.append(kept[place])
+        gone = self.lose(t, residuals, *lists)
+        if gone:
+            self.copies, self.copied = ([], []), None
+        self.shared = bool(found)
+        if found:
+            shares = tensors.mean([*residuals, *found])
+            if summed:
+                shares = tensors.scale(shares, (len(residuals) + len(found)) / len(residuals))
+            residuals[:] = [tensors.copy(shares) for _ in residuals]
+        return gone
 
     def lose(self, t: int, *lists: list) -> bool:
         """Lose the workers that are gone before step t, with their entries in `lists`; return whether there are any."""

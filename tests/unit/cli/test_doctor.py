@@ -17,7 +17,7 @@ COMPLETE = {
     "python": "3.11.7",
     "system": "Linux",
     "packages": dict.fromkeys(doctor.PACKAGES, "1.0"),
-    "torch": {"cuda": None, "devices": 0},
+    "torch": {"cuda": None, "devices": 0, "backends": ["gloo"]},
     "kernels": {"compiled": True, "because": ""},
     "mpi": {
         "library": "Open MPI 5.0.11",
@@ -122,6 +122,20 @@ def test_gpus_with_an_mpi_that_takes_them():
     assert doctor.advise(facts) == []
 
 
+@pytest.mark.parametrize(
+    ("torch", "words"),
+    [
+        ({"devices": 0, "backends": ["gloo"]}, "no device here"),
+        ({"devices": 2, "backends": ["gloo"]}, "through host memory, for torch has no NCCL"),
+        ({"devices": 2, "backends": ["gloo", "nccl"]}, "by NCCL itself after init_process_group('cpu:gloo,cuda:nccl')"),
+        ({"devices": 2, "backends": []}, "hpctk.ddp needs"),
+    ],
+)
+def test_it_tells_how_tensors_travel_in_process_groups(torch, words):
+    shown = " ".join(render({**changed("torch", **torch), "advice": [], "next": ""}).split())
+    assert words in shown
+
+
 def test_full_thread_support():
     assert doctor.advise(changed("mpi", thread_level="MULTIPLE")) == []
 
@@ -189,7 +203,7 @@ def test_json(as_json):
     assert facts["mpi"]["started"] is False
     assert facts["mpi"]["library"].startswith(("Open MPI", "MPICH"))
     assert "rank" not in facts["mpi"]
-    assert facts["torch"].keys() == {"cuda", "devices"}
+    assert facts["torch"].keys() == {"cuda", "devices", "backends"}
     assert facts["environment"]["HPCTK_TIMEOUT_S"] == "7"
 
 
@@ -223,7 +237,7 @@ def test_without_mpi4py(tmp_path):
     assert done.returncode == 1
     assert facts["mpi"] == {"error": "ImportError: mpi4py is not here"}
     assert "pip install 'hpctk[mpi]'" in facts["advice"][0]
-    assert facts["torch"].keys() == {"cuda", "devices"}
+    assert facts["torch"].keys() == {"cuda", "devices", "backends"}
 
 
 def test_mpi4py_without_an_mpi_library():
@@ -248,7 +262,7 @@ def test_a_horovod_that_crashes_takes_only_itself(tmp_path):
     facts = facts_of(done)
     assert done.returncode == 0
     assert "status -6" in facts["horovod"]["error"]
-    assert facts["torch"].keys() == {"cuda", "devices"}
+    assert facts["torch"].keys() == {"cuda", "devices", "backends"}
 
 
 def test_a_torch_that_crashes_is_said_to(tmp_path):

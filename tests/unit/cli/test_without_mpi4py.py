@@ -32,7 +32,8 @@ def test_what_needs_none(words):
 
 
 @pytest.mark.parametrize(
-    "words", ["train digits --epochs 1", "calibrate", "run -m json.tool", "quickstart", "mpirun -n 2 python x.py"]
+    "words",
+    ["train digits --epochs 1", "calibrate", "run -m json.tool", "quickstart", "mpirun -n 2 python -m json.tool"],
 )
 def test_what_needs_one_says_so_in_one_line(words, tmp_path):
     done = python(COMMAND, *words.split(), cwd=tmp_path)

@@ -32,22 +32,29 @@ def answer(words, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        ("--versoin", "--versoin; did you mean --version?"),
         ("trian digits", "'trian': did you mean train?"),
         ("train digts", "'digts': did you mean digits?"),
         ("train digits --epohs 3", "--epohs 3; did you mean --epochs?"),
         ("train digits --epochs=many", "--epochs: invalid int value: 'many'"),
         ("train digits --epochs 1 --json nowhere/x.json", "nowhere is no folder that can be written to"),
         ("doctor --jsn", "--jsn; did you mean --json?"),
+        ("schedule show rng", "schedule='rng': did you mean ring?"),
         ("schedule shw ring", "'shw': did you mean show?"),
         ("slurm rendr mpi", "'rendr': did you mean render?"),
         ("slurm render mpj", "'mpj': did you mean mpi?"),
         ("setup horovd", "'horovd': did you mean horovod?"),
+        ("setup", "required: horovod"),
+        ("report nowhere", "nowhere: no such file or folder"),
         ("report empty", "hpctk train --run DIR and HPCTK_STATS=DIR write some"),
         ("run nowhere.py", "nowhere.py: no such file"),
         ("run -m nowhere", "-m nowhere: no such module here; a file is run by hpctk run SCRIPT"),
         ("run -m nowhere.train --epochs 3", "-m nowhere.train: no such module here"),
         ("run -m train.py", "-m train.py: no such module here"),
         ("mpirun -n two true", "-n two: need a number of ranks, such as -n 4"),
+        ("mpirun -n 0 true", "-n 0: need a number of ranks, such as -n 4"),
+        ("horovodrun -np 2 python nowhere.py", "nowhere.py: no such file in "),
+        ("horovodrun -np 2", "which program? Such as: hpctk horovodrun -np 4 python train.py"),
         ("mpirun -n 2", "which program? Such as: hpctk mpirun -n 4 python train.py"),
         ("mpirun -n 2 python nowhere.py", "nowhere.py: no such file in "),
         ("mpirun -n 2 nowhere --epochs 3", "nowhere: no such program; a script runs by: hpctk mpirun -n 4 python"),
@@ -56,6 +63,8 @@ def answer(words, capsys):
         ("train digits --compressor topk:2", "need a number above 0, at most 1"),
         ("train digits --settings nowhere.toml", "nowhere.toml: cannot be read"),
         ("quickstart --ranks none", "--ranks 'none': a number of ranks, such as 4"),
+        ("quickstart --ranks 0", "--ranks '0': a number of ranks, such as 4"),
+        ("quickstart -n 2", "-n: the number of ranks is --ranks N"),
         ("quickstart --run elsewhere", "--run: the run is in runs/quickstart; for others use hpctk train digits"),
     ],
 )
@@ -78,6 +87,13 @@ def test_a_quickstart_where_nothing_can_be_written(folder, capsys):
     assert "runs/quickstart.lock: cannot be written (" in line
     assert "start it in a folder of yours" in line
     assert status == 2
+
+
+def test_a_misspelt_name_of_the_package():
+    done = subprocess.run(
+        [sys.executable, "-c", "import hpctk; hpctk.SAEFF"], env=clean_environment(), capture_output=True, text=True
+    )
+    assert "module 'hpctk' has no attribute 'SAEFF'. Did you mean: 'SAEF'?" in done.stderr
 
 
 PLAIN = """

@@ -53,8 +53,28 @@ def test_factors_between_and_beyond_the_measured_sizes(nbytes, factor):
 def test_round_trip():
     known = Calibration(
         Machine(byte_s=1e-8), {"ring": ((10**6, 1.1), (10**7, 0.9))}, (2, 1), {"ring": POINTS, "mpi": POINTS}
-    )
+    ).with_learned("mpi 2 1", 12, {"ring": 1e-3, "mpi": 2e-3})
     assert Calibration.from_json(known.to_json()) == known
+
+
+def test_files_of_earlier_versions_are_read():
+    document = json.loads(Calibration().to_json())
+    del document["learned"], document["machine"]["sends"], document["machine"]["part_sends"]
+    assert Calibration.from_json(json.dumps(document)) == Calibration()
+
+
+def test_what_was_learned_decides_where_it_was_learned_and_for_like_sizes():
+    nodes, measured = [range(2), range(2, 4)], {"ring": ((8, 1e-6), (10**8, 1e-3)), "mpi": ((8, 1.0), (10**8, 10.0))}
+    known = Calibration(layout=(2, 2), measured=measured).with_learned(
+        "mpi 2 2", (10**6).bit_length(), {"mpi": 1e-3, "ring": 1.0, "hierarchical": 2e-3}
+    )
+    assert known.best("allreduce", 4, 10**6, nodes, blocks=True) == "mpi"
+    assert known.best("allreduce", 4, 600_000, nodes, blocks=True) == "mpi"
+    # Another size, another library, another layout; a call that returns at once cannot block.
+    assert known.best("allreduce", 4, 4 * 10**6, nodes, blocks=True) == "ring"
+    assert known.best("allreduce", 4, 10**6, nodes, library="torch") == "ring"
+    assert known.best("allreduce", 2, 10**6, [[0], [1]], blocks=True) != "mpi"
+    assert known.best("iallreduce", 4, 10**6, nodes, blocks=True) == "hierarchical"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +86,7 @@ def test_round_trip():
         (lambda d: d["machine"].update(byte_s=-1), "byte_s"),
         (lambda d: d.update(measured={"ring": [[1]]}), "ValueError"),
         (lambda d: d.update(measured=7), "AttributeError"),
+        (lambda d: d.update(learned={"mpi 2": {"x": {}}}), "ValueError"),
     ],
 )
 def test_damaged_files(change, words):

@@ -103,3 +103,16 @@ def test_no_complaint_where_a_launcher_agrees(environ):
 
 def test_srun_is_still_asked():
     assert launcher.complaint(step(4), 1, "Open MPI").startswith("Slurm started 4 tasks")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_STEP_ID": "0"}, True),
+        ({"SLURM_STEP_ID": "0", "OMPI_COMM_WORLD_SIZE": "4"}, False),
+        ({"SLURM_JOB_ID": "7"}, False),
+    ],
+)
+def test_who_started_a_rank(environ, expected):
+    assert launcher.by_srun(environ) is expected

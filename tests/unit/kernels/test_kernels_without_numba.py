@@ -138,6 +138,7 @@ def test_the_bits_are_the_same():
     assert [number for number, pair in enumerate(zip(told, wanted, strict=True)) if pair[0] != pair[1]] == []
 
 
+@pytest.mark.full
 def test_the_kernels_pass_their_own_tests():
     files = [str(path) for path in sorted(Path(__file__).parent.glob("test_kernels_*.py")) if path != Path(__file__)]
     # Without numba there is nothing compiled, no function inside of a kernel, and more memory is taken.

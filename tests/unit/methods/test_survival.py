@@ -1,11 +1,10 @@
 """What is done by all ranks that live, or by none: with a World that loses ranks as it is told to."""
 
 import pytest
-import torch
 
 from hpctk.errors import PeerError, SettingError
 from hpctk.methods.core.step_status import StatusExchange
-from hpctk.methods.core.survival import Survival, check, kept_gradients
+from hpctk.methods.core.survival import Survival, check
 
 
 class FakeWorld:
@@ -122,20 +121,6 @@ def test_another_optimizer_of_the_same_ranks_forgets_too():
     first.together(lambda: None)
     assert forgotten == [[0, 1], [0, 1]]
     assert second.lost == 1
-
-
-def test_gradients_come_back_in_other_tensors():
-    parameter, without = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
-    parameter.grad, room = torch.arange(3.0), []
-    undo = kept_gradients([parameter, without], room)
-    held = parameter.grad
-    held.zero_()
-    undo()
-    assert parameter.grad.tolist() == [0, 1, 2]
-    assert parameter.grad is not held
-    assert without.grad is None
-    # The room is what the gradients are now: the next copy needs another one.
-    assert room == []
 
 
 @pytest.mark.parametrize(

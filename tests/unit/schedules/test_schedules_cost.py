@@ -106,6 +106,7 @@ def test_machine_file_round_trip() -> None:
         ("exchange_factor", 0.5),
         ("segment_bytes", 0),
         ("segment_bytes", 1.5),
+        ("sends", 0),
     ],
 )
 def test_figures_out_of_range_are_named(name: str, value: object) -> None:

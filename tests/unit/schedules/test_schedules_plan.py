@@ -106,7 +106,7 @@ def test_registry_covers_every_kind() -> None:
 
 
 def test_unknown_names_and_kinds_list_the_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"'rign': known are ring, rotation, .*hierarchical"):
+    with pytest.raises(SettingError, match=r"'rign': did you mean ring\? known are ring, rotation, .*hierarchical"):
         build("rign", "allreduce", 4)
     with pytest.raises(SettingError, match="'broadcast': schedule 'ring' knows allreduce, reduce_scatter"):
         build("ring", "broadcast", 4)

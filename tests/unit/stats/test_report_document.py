@@ -266,6 +266,20 @@ def test_the_parts_of_a_ranks_time_add_up():
         assert one["useful_s"] == pytest.approx(one["computing_s"] + 0.1)
 
 
+def test_what_ran_behind_computing():
+    def behind(rank, tables):
+        tables["steps"]["communication_s"][:], tables["steps"]["exposed_s"][:] = 0.5, 0.05 * (rank + 1)
+
+    step = report(run(3, change=behind))["per_step"]
+    assert step["communication_s"] == pytest.approx(0.5)
+    # 0.1 s of 0.5 s were not, in the mean of the ranks.
+    assert step["hidden_share"] == pytest.approx(0.8)
+    assert report(run(3))["per_step"]["hidden_share"] == pytest.approx(0)
+    assert report(run(3, change=lambda _, tables: tables["steps"]["communication_s"].fill(0)))["per_step"][
+        "hidden_share"
+    ] is None  # fmt: skip
+
+
 def write_run_at(folder, number):
     for rank in range(4):
         write_rank(folder / f"{number:03d}", rank, 4, recording=number, began_unix_s=1.7e9 + 0.1 * number)

@@ -54,6 +54,14 @@ def test_lines_are_at_most_80_characters(stats):
     assert len(lines) < 150
 
 
+def test_hidden_communication_is_told():
+    def behind(_, tables):
+        tables["steps"]["communication_s"][:], tables["steps"]["exposed_s"][:] = 0.5, 0.05
+
+    line = next(one for one in shown(run(2, change=behind)).splitlines() if one.startswith("hidden"))
+    assert line == "hidden communication           90 %  of 500 ms of calls, behind computing"
+
+
 def test_one_rank_has_nobody_to_wait_for():
     report = shown(run(1))
     assert "One rank alone" in report
@@ -165,3 +173,18 @@ def test_numbers_that_make_no_sense_are_shown_as_unknown():
     cells = re.split(r" {2,}", section(report, "RANKS").splitlines()[2])
     assert cells[:2] == ["0", "host0"]
     assert cells[6] == "?"
+
+
+def test_lost_ranks_are_told_of_once():
+    """All that are left say the same; one that was lost says less."""
+
+    def lose(rank, tables):
+        if rank:
+            tables["steps"]["lost_ranks"][3], tables["steps"]["redone"][3] = 1, 1
+            tables["steps"]["restored_residuals"][3], tables["steps"]["restored_residual_norm"][3] = 1, 0.125
+
+    made = run(4, change=lose)
+    report = shown(made)
+    assert "1 rank was lost on the way, and the others went on; residuals: 1 restored" in " ".join(report.split())
+    assert re.search(r"residuals from copies +1  2-norm 0.125, shared out", section(report, "LOST RANKS"))
+    assert document(account(made))["losses"]["lost_ranks"] == 1

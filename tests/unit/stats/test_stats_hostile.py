@@ -11,6 +11,7 @@ from stats_files import rank_tables, write_rank
 
 import hpctk.stats
 from hpctk.errors import HpctkError
+from hpctk.stats.merge import merge
 from hpctk.telemetry import schema
 
 
@@ -290,3 +291,21 @@ def test_what_a_newer_writer_adds_is_ignored(path):
     assert list(stats.table("steps")) == [column.name for column in schema.STEPS.columns]
     assert stats.attributes["newest"] == 7
     assert "newer" not in stats.attributes
+
+
+def test_columns_that_came_later_read_as_zeros_where_they_are_missing(path):
+    later = [column.name for column in schema.STEPS.columns if column.later]
+
+    def change(file):
+        for name in later:
+            del file["steps"][name]
+
+    changed(path, change)
+    steps = hpctk.stats.load(path).recordings[0].ranks[1].table("steps")
+    assert list(steps) == [column.name for column in schema.STEPS.columns]
+    assert later
+    assert all(not steps[name].any() and len(steps[name]) == len(steps["step"]) for name in later)
+    copy = path.with_name("copy.h5")
+    merge(hpctk.stats.load(path), copy, copy=True)
+    changed(copy, change)
+    assert not hpctk.stats.load(copy).table("steps")["lost_ranks"].any()

@@ -21,16 +21,21 @@ KINDS = ["view", "copy"]
 PRESENT = [0, 2, 3]
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Two recordings of four ranks; rank 1 left no file, rank 2 was killed before it had filled its own."""
-    folder = write_run(tmp_path / "run", 4, missing=(1, 2), recordings=2, steps=6)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = write_run(tmp_path_factory.mktemp("written") / "run", 4, missing=(1, 2), recordings=2, steps=6)
     for number in range(2):
         tables = rank_tables(2, 4, steps=6)
         tables["progress"]["calls_rows"], tables["progress"]["steps_rows"] = 5, 2
         tables["progress"]["events_dropped"] = 3
         write_rank(folder / f"00{number}", 2, 4, tables, closed=False, recording=number)
     return folder
+
+
+@pytest.fixture
+def run(written, tmp_path):
+    """Two recordings of four ranks; rank 1 left no file, rank 2 was killed before it had filled its own."""
+    return shutil.copytree(written, tmp_path / "run")
 
 
 def merged(run, kind, *words):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hpctk.advise.elsewhere import predicted, step_alone
 from hpctk.cli.core.table import results_table
 from hpctk.tasks.core.picture import draw, lines, smoothed
 from hpctk.tasks.core.result import document, entry
@@ -66,6 +67,27 @@ def test_the_table_shows_the_dearest_rank():
     text = results_table({"saef": entry({}, [rank(), slow]), "mean": entry({}, [early])})
     # Of the held-out data, 0.4; not the 0.5 of the last training steps.
     assert text.splitlines()[0].split()[:4] == ["method", "accuracy", "test", "loss"]
-    assert text.splitlines()[2].split() == ["saef", "87.5%", "0.4", "2", "2", "5", "MB", "9.0"]
+    assert text.splitlines()[2].split() == ["saef", "87.5%", "0.4", "2", "2", "5", "MB", "9.0", "-"]
     assert "MPI does not tell" in text
     assert text.endswith("ended by the time budget: mean")
+
+
+def test_the_table_predicts_a_step_on_a_network():
+    # A step alone took 0.25 s at best; a million gradients need 60 ms on such a network, models every 8 steps less.
+    curve = {"steps": [1, 2, 4, 6], "seconds": [3.0, 4.0, 4.5, 5.5], "sent_bytes": [0] * 4, "losses": [1.0] * 4}
+    one = rank(curve=curve, params=1_000_000)
+    settings = {
+        "mean": {"method": "Mean", "compressor": None},
+        "saef": {"method": "SAEF", "compressor": {"compressor": "TopK", "density": 0.01}, "server": None, "period": 1},
+        "celgc": {"method": "CELGC", "clip": 0.5, "period": 8, "compressor": None},
+        "qsgd": {"method": "Mean", "compressor": {"compressor": "QSGD", "bits": 4}},
+    }
+    entries = {name: entry(given, [one, one]) for name, given in settings.items()}
+    assert step_alone(entries) == pytest.approx(0.25)
+    steps = predicted(entries)
+    assert 0.25 < steps["celgc"] < steps["saef"] < steps["mean"] < 0.33
+    assert steps["qsgd"] is None
+    text = results_table(entries)
+    assert text.endswith("predicted: a step at 1 Gbit/s on 16 ranks, one to a node")
+    assert [line.split()[-1] for line in text.splitlines()[2:6]] == ["ms", "ms", "ms", "-"]
+    assert max(map(len, text.splitlines())) <= 80

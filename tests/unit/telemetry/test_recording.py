@@ -281,3 +281,15 @@ def test_any_failure_of_the_file_costs_a_warning_and_no_more(tmp_path, monkeypat
     for i in range(5 * BUFFER_ROWS):
         made.record(call(i, began_s=made.began_s + 1e12))
     assert len(made._kinds) <= BUFFER_ROWS
+
+
+def test_peers_keep_their_numbers_when_a_rank_is_lost(tmp_path):
+    made = make(tmp_path, size=4)
+    made.traffic.outgoing[1, 100] += 1
+    made.forget([0, 2, 3])
+    made.traffic.outgoing[1, 10] += 1
+    made.end_step(0, {"lost_ranks": 1, "lost_residual_norm": 0.5}, None, 0.0)
+    made.close()
+    read, _, steps, _ = tables(tmp_path)
+    assert read.table("peers")["sent_bytes"].tolist() == [0, 100, 10, 0]
+    assert (steps["lost_ranks"][0], steps["lost_residual_norm"][0]) == (1, 0.5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpctk.collectives.engine import engine as engine_module
+from hpctk.collectives.engine.call_recording import emit
 from hpctk.collectives.engine.engine import Engine
 from hpctk.telemetry.recorder import Call, Recorders, dense_sent
 
@@ -134,7 +134,7 @@ def test_a_call_that_outlives_its_span_belongs_to_the_outer_one(engine, noted):
         with engine.span("inner"):
             call = engine.opened("allreduce", "ring", 1)
             inner = engine._span
-        engine_module._emit(call, [noted], inner)
+        emit(call, [noted], inner)
         assert noted.calls == []
         outer.spent("decompressing_s", 2.0)
     assert [(one.tensor, one.decompressing_s) for one in noted.calls] == [("inner", 2.0)]
