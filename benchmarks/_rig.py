@@ -25,7 +25,11 @@ def parser(repeats: int = 5, *, only: bool = False) -> argparse.ArgumentParser:
     made.add_argument("--repeats", type=int, default=repeats, help=f"medians over so many [{repeats}]")
     made.add_argument("--json", type=Path, metavar="FILE", help="write a row for each contender to FILE")
     if only:
-        made.add_argument("--only", metavar="NAMES", help="names of contenders, with commas")
+        made.add_argument(
+            "--only",
+            metavar="NAMES",
+            help="names of contenders, with commas, or with semicolons where names have commas",
+        )
     return made
 
 
@@ -79,10 +83,12 @@ def only(runs, names):
     """Return the chosen contenders; ends the job where one is unknown."""
     if not names:
         return runs
-    unknown = set(names.split(",")) - set(runs)
+    # Some names have commas in them.
+    wanted = names.split(";" if ";" in names else ",")
+    unknown = set(wanted) - set(runs)
     if unknown:
-        sys.exit(f"bench: no contender {', '.join(unknown)}; there are {', '.join(runs)}")
-    return {name: run for name, run in runs.items() if name in names.split(",")}
+        sys.exit(f"bench: no contender {', '.join(unknown)}; there are {'; '.join(runs)}")
+    return {name: run for name, run in runs.items() if name in wanted}
 
 
 def reporter(here):

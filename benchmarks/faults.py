@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import zlib
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -166,6 +167,10 @@ class Job:
         """End what is left of the job."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
+            # Ranks that outlive each other outlive mpirun, too.
+            for rank in self.alive:
+                with suppress(OSError, IndexError):
+                    os.kill(self.pid(rank), signal.SIGKILL)
         self.output.close()
 
 

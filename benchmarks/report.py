@@ -1,15 +1,18 @@
 """Make benchmarks/RESULTS.md and its pictures from the files in benchmarks/results. Starts no MPI.
 
-Start it with `./launch/bench report`.
+Start it with `./launch/bench report`. It also writes the map into README.md and docs/when-it-pays.md, where they have a
+place for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
 import _rig
+from _training import map as sheet
 from _training.page import page
 from _training.results import FOLDER
 
@@ -26,6 +29,8 @@ def main() -> None:
         document["curves"] = drawn(document, options.folder / f"{name}.png")
     target = options.folder.parent / "RESULTS.md"
     target.write_text(page(documents))
+    if options.folder == FOLDER and documents:
+        write_map(list(documents.values()))
     rows = [
         {**row, "name": f"{name}: {row['name']}", "method": row["name"]}
         for name, document in documents.items()
@@ -33,6 +38,31 @@ def main() -> None:
     ]
     _rig.write(options.json, rows)
     print(f"{target}: {len(documents)} set-ups, {len(rows)} rows")
+
+
+#: Where a page has room for the table of the map.
+PLACE = re.compile(
+    r"(?<=<!-- the map: ./launch/bench report writes it -->\n)\n?.*?(?=<!-- end of the map -->)", re.DOTALL
+)
+ROOT = Path(__file__).parents[1]
+
+
+def write_map(documents):
+    """Write table and picture of all set-ups to where users read them."""
+    for page_of in (ROOT / "README.md", ROOT / "docs" / "when-it-pays.md"):
+        text = page_of.read_text(encoding="utf-8")
+        made = with_map(text, documents, limited=page_of.name == "README.md")
+        if made != text:
+            page_of.write_text(made, encoding="utf-8")
+    try:
+        sheet.draw(documents, ROOT / "docs" / "map.png")
+    except ImportError:
+        print("report: no map drawn: it needs matplotlib (pip install 'hpctk[plot]')", file=sys.stderr)
+
+
+def with_map(text, documents, *, limited):
+    """Return the text of a page with the table in its place."""
+    return PLACE.sub(lambda _: f"\n{sheet.table(documents, limited=limited)}\n\n", text)
 
 
 def drawn(document, target):

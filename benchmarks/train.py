@@ -35,6 +35,10 @@ def parsed():
     parser.add_argument("--every", type=int, default=16, help="steps between two looks at held-out data [16]")
     parser.add_argument("--rates", default="0.5,1,2", help="grid, as multiples of the task's rate [0.5,1,2]")
     parser.add_argument("--search-steps", type=int, default=64, help="of each rate of each method [64]")
+    parser.add_argument(
+        "--search-from", type=Path, metavar="FILE",
+        help="take the rates that another result of this task found: links change seconds, no loss",
+    )  # fmt: skip
     parser.add_argument("--data", help="folder of Fashion-MNIST, or a text file")
     parser.add_argument("--output", type=Path, help="where results are kept [benchmarks/results/TASK-HOSTS-RATE.json]")
     parser.add_argument("--fresh", action="store_true", help="begin anew where results are there already")
@@ -86,8 +90,11 @@ def main() -> None:
 
     def first():
         try:
-            return results.begin(path, settings, params, task.data, fresh=options.fresh)
-        except ValueError as error:
+            made = results.begin(path, settings, params, task.data, fresh=options.fresh)
+            if options.search_from is not None:
+                results.take_search(made, options.search_from)
+            return made
+        except (OSError, ValueError) as error:
             sys.exit(f"bench: {error}")
 
     document = here.run_on_root("reading the results", first)
@@ -165,6 +172,7 @@ def predict(here, document, params):
     from hpctk.advise.predict import fastest
     from hpctk.advise.predict import predict as predicted
     from hpctk.advise.question import Question
+    from hpctk.advise.recommend import recommend
     from hpctk.collectives.tuning.calibrate import calibrate
 
     report = _rig.reporter(here)
@@ -175,8 +183,18 @@ def predict(here, document, params):
         return
     per_node = max(len(ranks) for ranks in here.nodes)
     # The cores that compute also move the bytes: nothing hides.
-    question = Question(params, sorted(alone)[len(alone) // 2], here.size, per_node, overlap_share=0.0, periods=(16,))
-    by_way = {entry.name: entry for entry in fastest(predicted(question, known, local))}
+    optimizer = "sgd" if document["settings"]["metric"] == "accuracy" else "adam"
+    question = Question(
+        params, sorted(alone)[len(alone) // 2], here.size, per_node, optimizer, overlap_share=0.0, periods=(16,)
+    )
+    priced = predicted(question, known, local)
+    by_way = {entry.name: entry for entry in fastest(priced)}
+    advised = recommend(priced)
+    document["advice"] = {
+        "name": next((n for n in contenders.NAMES if contenders.way_of(n) == advised.choice.name), None),
+        "way": advised.choice.name,
+        "verdict": advised.verdict,
+    }
     measured = {row["name"]: row["seconds"] for row in results.summary(document, list(contenders.NAMES))}
     document["predictions"] = [
         {

@@ -25,9 +25,23 @@ def page(documents):
     parts = ["# Measured: does it pay?", INTRODUCTION]
     if not documents:
         parts.append("Nothing was measured yet.")
-    for name, document in documents.items():
-        parts.append(section(name, document))
-    return "\n\n".join([*parts, LIMITATIONS]) + "\n"
+    parts += [foretold(list(documents.values())), *(section(name, one) for name, one in documents.items())]
+    return "\n\n".join(filter(None, [*parts, LIMITATIONS])) + "\n"
+
+
+def foretold(documents):
+    """Return how good the predictions were over all set-ups, "" where there are none."""
+    ratios = [p["ratio"] for one in documents for p in one["predictions"]]
+    advised = [ratio for ratio in map(advice_ratio, documents) if ratio is not None]
+    if not ratios:
+        return ""
+    near = sum(0.8 <= ratio <= 1.2 for ratio in ratios)
+    best = sum(ratio <= 1.1 for ratio in advised)
+    return (
+        f"`hpctk advise`, asked with a calibration of these links and the step alone: {near} of {len(ratios)} steps "
+        f"within 20 % of what was measured; what it recommends was within 1.1 of the best time to target in {best} of "
+        f"{len(advised)} set-ups."
+    )
 
 
 def section(name, document):
@@ -88,6 +102,7 @@ def lost(document):
         name
         for name, row in summary.items()
         if name not in ("ddp", "ddp-fp16", "alone")
+        and not name.startswith("one-worker")
         and (row["to_target_s"] is None or (base is not None and row["to_target_s"] >= base))
     ]
     if base is None:
@@ -120,8 +135,10 @@ def search_table(document):
     rows = [[method, *(cell(method, rate) for rate in rates)] for method in methods]
     steps = document["settings"]["search_steps"]
     title = (
-        f"The search for rates: held-out {document['settings']['metric']} after {steps} steps; the rate taken is bold."
+        f"The search for rates: held-out {document['settings']['metric']} after {steps} steps; the one taken is bold."
     )
+    if "searched_at" in document:
+        title += f" It was made once for this task, on links of {document['searched_at']}: they change no loss."
     return f"{title}\n\n{markdown(['method', *(f'{rate:g}' for rate in rates)], rows)}"
 
 
@@ -132,4 +149,22 @@ def predictions_table(document):
     ]
     near = sum(0.8 <= p["ratio"] <= 1.2 for p in document["predictions"])
     title = f"A step as `hpctk advise` predicts it: {near} of {len(rows)} within 20 % of what was measured."
-    return f"{title}\n\n{markdown(['method', 'measured', 'predicted', 'predicted / measured'], rows)}"
+    text = f"{title}\n\n{markdown(['method', 'measured', 'predicted', 'predicted / measured'], rows)}"
+    return f"{text}\n\n{advice_line(document)}" if document.get("advice") else text
+
+
+def advice_line(document):
+    """Return what `hpctk advise` would have said, and how far that was from the best."""
+    advice, times = document["advice"], {row["name"]: row["to_target_s"] for row in document["summary"]}
+    said = f"`hpctk advise` says: {advice['verdict']}."
+    ratio = advice_ratio(document)
+    if ratio is None:
+        return f"{said} That was not measured to the target."
+    return f"{said} It took {times[advice['name']]:.1f} s, {ratio:.2f} times the best."
+
+
+def advice_ratio(document):
+    """Return the recommended contender's time to target divided by the best one's; None where there is no such."""
+    times = {row["name"]: row["to_target_s"] for row in document["summary"] if row["name"] != "alone"}
+    own = times.get((document.get("advice") or {}).get("name"))
+    return own / min(filter(None, times.values())) if own else None

@@ -37,6 +37,21 @@ def begin(path, settings, params, data, *, fresh=False):
     }
 
 
+#: What a search for rates depends on: not on the links, which change seconds and no loss.
+SEARCHED_FOR = ("task", "tiny", "hosts", "metric", "batch_of_a_rank", "rates", "search_steps")
+
+
+def take_search(document, path):
+    """Take over what another result found of rates. Raise ValueError where it searched for something else."""
+    other = json.loads(path.read_text())
+    differing = [key for key in SEARCHED_FOR if other["settings"].get(key) != document["settings"][key]]
+    if differing:
+        raise ValueError(f"{path}: was searched with other {', '.join(differing)}")
+    known = {(run["method"], run["rate"]) for run in document["search"]}
+    document["search"] += [run for run in other["search"] if (run["method"], run["rate"]) not in known]
+    document["searched_at"] = other["settings"]["rate"]
+
+
 def machine():
     """Return what it was measured on and with."""
     import mpi4py

@@ -78,14 +78,14 @@ def train(here, task, name, *, rate, seed, steps, every, bits_per_second, to_tar
     """
     link = link_rate(here, bits_per_second)
     torch.manual_seed(seed)
-    contender = Contender(name, task, task.make_model(), rate)
+    contender = Contender(name, here, task, task.make_model(), rate)
     clock, curve, spans, done, reached = Clock(here), [], [], 0, False
     began, judging_bytes = time.time(), 0
     while done < steps and not reached and clock.seconds < max_seconds:
         clock.start()
         count = min(every, steps - done)
         for _ in range(count):
-            contender.step(task.batch_of(here.rank, here.size, seed, done))
+            contender.step(seed, done)
             done += 1
         before = clock.seconds
         clock.stop()

@@ -1,6 +1,6 @@
 """AdaCons's published figures: the linear regression of its authors, all workers simulated in one process.
 
-    python benchmarks/regression.py [--seeds 5] [--workers 8,32] [--batches 128,2048]
+    ./launch/bench paper/adacons [--seeds 5] [--workers 8,32] [--batches 128,2048]
 
 The weights are hpctk's own (collectives/consensus_weights.py), the arithmetic is float64. Besides plain mean and
 AdaCons there is the control that every evaluation of AdaCons needs: the mean of gradients that were brought to norm 1.
