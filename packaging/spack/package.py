@@ -6,12 +6,12 @@ from spack.package import *
 class PyHpctk(PythonPackage):
     """Data-parallel training that needs less network: published methods, own collective schedules over MPI."""
 
-    # EDIT: where your copy of the project is; `spack develop py-hpctk@0.1.0` takes a checkout instead.
+    # EDIT: where your copy of the project is; `spack develop py-hpctk@0.2.0` takes a checkout instead.
     git = "file:///path/to/hpctk"
 
     license("Apache-2.0")
 
-    version("0.1.0", tag="v0.1.0")
+    version("0.2.0", tag="v0.2.0")
     version("main", branch="main")
 
     variant("horovod", default=False, description="For jobs that use Horovod")

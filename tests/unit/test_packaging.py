@@ -26,6 +26,10 @@ def test_versions_are_the_same_everywhere():
     assert re.search(rf"^    Version {version}$", text("packaging", "apptainer", "hpctk.def"), re.MULTILINE)
     assert re.search(rf'^    version\("{version}", tag="v{version}"\)$', text("packaging", "spack", "package.py"), re.M)
     assert [one.name for one in (PACKAGING / "module" / "hpctk").iterdir()] == [hpctk.__version__]
+    assert re.search(r"^## (\S+) \(", text("CHANGELOG.md"), re.MULTILINE)[1] == hpctk.__version__
+    for page in ("release.md", "centres.md", "install.md"):
+        named = re.findall(r"hpctk(?:/|-| |/v|@)(\d+\.\d+\.\d+)|\bv(\d+\.\d+\.\d+)", text("docs", page))
+        assert {one for pair in named for one in pair if one} == {hpctk.__version__}
 
 
 YAML = [
