@@ -89,6 +89,28 @@ def test_tickets_move_to_those_that_are_left():
     survive(*TICKETS, "lost_tickets.py")
 
 
+def test_agreements_beside_the_thread_that_answers_for_tickets(tmp_path):
+    """In Open MPI 5.0 one agreement in a thousand says no where another thread is in MPI meanwhile."""
+    script = tmp_path / "program.py"
+    script.write_text(AGREEMENTS)
+    ended = run(mpirun(4, sys.executable, "-m", "mpi4py", str(script), tolerant=True), timeout_s=240)
+    assert ended.code == 0, ended.output
+    assert ended.output.count("0 of 6000 said no") == 4, ended.output
+
+
+AGREEMENTS = """
+from hpctk.comm.shared_counter import shared_counter
+from hpctk.comm.world import world
+here = world()
+word = shared_counter(here)
+said_no = 0
+for _ in range(6000):
+    here.minimum([here.rank], "so that messages are under way")
+    said_no += not here.decide(done=True)
+print(f"{said_no} of 6000 said no", flush=True)
+"""
+
+
 def test_data_checkpoints_and_statistics(tmp_path):
     """No sample is trained on twice; what is saved while a rank is lost can be loaded, and so can the statistics."""
     words = [sys.executable, "-m", "mpi4py", str(HERE / "lost_trainer.py"), str(tmp_path)]

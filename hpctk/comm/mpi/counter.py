@@ -23,7 +23,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hpctk.comm import forked
-from hpctk.comm.mpi.watchdog import fault_tolerant
+from hpctk.comm.mpi.watchdog import ONE_IN_MPI, fault_tolerant
 from hpctk.comm.mpi.world import MpiWorld
 from hpctk.comm.shared_counter import OWNER
 from hpctk.comm.world import World
@@ -189,7 +189,8 @@ class _CounterServer:
                     self._thread = None
                     return
             try:
-                self.serve()
+                with ONE_IN_MPI:
+                    self.serve()
             except MPI.Exception:
                 # A rank is lost: those that are left find that out, too, and make a word of their own.
                 return

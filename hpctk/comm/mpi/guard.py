@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from hpctk.comm.mpi.interrupt import INTERRUPT
-from hpctk.comm.mpi.watchdog import fault_tolerant
+from hpctk.comm.mpi.watchdog import ONE_IN_MPI, fault_tolerant
 from hpctk.errors import PeerError
 
 if TYPE_CHECKING:
@@ -143,7 +143,8 @@ class GuardedCalls:
     def _end_call(self, error: PeerError) -> None:
         if fault_tolerant():
             self._error = error
-            self._comm.Revoke()
+            with ONE_IN_MPI:
+                self._comm.Revoke()
             return
         lines = [f"hpctk: rank {self._watchdog.rank} of {self._watchdog.size} ends the job:\n"]
         frame = sys._current_frames().get(self._one_thread.holder)

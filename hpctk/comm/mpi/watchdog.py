@@ -44,6 +44,11 @@ LISTEN_S = 5e-3
 #: What Open MPI tells its processes where communicators can be revoked.
 FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
 
+#: Held by every thread of hpctk's but the rank's own while it is in MPI, and by the rank's own in MPI_Comm_agree and
+#: MPI_Comm_shrink: in Open MPI 5.0 an agreement is not thread-safe. Beside a thread that probed for messages about one
+#: in a thousand said no though all ranks had said yes.
+ONE_IN_MPI = threading.RLock()
+
 #: Returns the ranks that a wait depends on; asked only when it has lasted.
 Peers = Callable[[], Iterable[int]]
 
@@ -104,7 +109,7 @@ class Waiter:
             return
         try:
             # The guard's thread may be at it for a call that has just ended.
-            with watchdog.lock:
+            with ONE_IN_MPI:
                 watchdog.listen(self._operation)
                 self._next_listen = now + LISTEN_S
                 if last or now >= self._next_question:
@@ -154,8 +159,6 @@ class Watchdog:
         self.background: list[Callable[[], bool]] = []
         #: Whether ranks may be lost: then others need not be asked what they do when one is.
         self.quiet = False
-        #: Held by the thread that asks and listens.
-        self.lock = threading.RLock()
         self._on_missing = on_missing
         self._number = 0
         self._outgoing: list[tuple[MPI.Request, Any]] = []
@@ -224,7 +227,7 @@ class Watchdog:
     def _missing(self, operation: str) -> list[int]:
         """Return the ranks that are in no operation, where another rank has ended this one."""
         watched = self.watched()
-        with self.lock:
+        with ONE_IN_MPI:
             try:
                 answers = self.ask(watched, operation)
             except MPI.Exception:

@@ -33,7 +33,7 @@ from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
 from hpctk.comm.mpi.survivors import TimeLimit, agreed, finalize, meet_survivors, note_status
-from hpctk.comm.mpi.watchdog import NAP_S, WATCHED, Waiter, Watchdog, fault_tolerant
+from hpctk.comm.mpi.watchdog import NAP_S, ONE_IN_MPI, WATCHED, Waiter, Watchdog, fault_tolerant
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
 from hpctk.telemetry.recorder import Recorders
@@ -217,7 +217,7 @@ class MpiWorld(World):
         if not done:
             # Others may still wait for what will never come.
             self._revoke()
-        with self.one_thread, TimeLimit(self.timeout_s, "deciding on what all ranks have done"):
+        with self.one_thread, ONE_IN_MPI, TimeLimit(self.timeout_s, "deciding on what all ranks have done"):
             return agreed(self.control, done)
 
     def _revoke(self) -> None:
@@ -228,7 +228,7 @@ class MpiWorld(World):
         """Let these be the ranks that live; return the numbers that they had, in the order of their new ones."""
         self._revoke()
         group = self.control.Get_group()
-        with self.one_thread, TimeLimit(self.timeout_s, "meeting the ranks that are left"):
+        with self.one_thread, ONE_IN_MPI, TimeLimit(self.timeout_s, "meeting the ranks that are left"):
             rolls, data, control = meet_survivors(self.control)
         kept: list[int] = list(rolls.Get_group().Translate_ranks(list(range(rolls.Get_size())), group))
         # A message that is still on its way may write into what these hold.
