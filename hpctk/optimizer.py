@@ -146,9 +146,11 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         with self._counters.counting(), self._replica.float32():
             self._run, self._steps = self._begin(method, overlap)
         self._counters.begin()
-        self._buddies = Buddies(self._run, buddy)
+        #: None where nobody looks after lost ranks.
+        self._buddies: Buddies | None = None
         self._replica.buddies = buddy is not None
         if chosen == "shrink":
+            self._buddies = Buddies(self._run, buddy)
             self._replica.survival = survival.Survival(here, self._forget, self._buddies)
         note_one_rank(here)
 
@@ -160,7 +162,8 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             self._run.counts["redone"] += 1
         if self._overlap is not None:
             self._overlap.give_up()
-        self._buddies.forget(kept)
+        if self._buddies is not None:
+            self._buddies.forget(kept)
 
     def on_change(self, callback: Callable[[list[int]], object]) -> None:
         """Call `callback(kept)` whenever ranks were lost, after the step in which that was found out. Local.
@@ -234,7 +237,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             scaled = grad_scaler is not None
             value = self._scaled_step(loss, grad_scaler) if scaled else self._steps.step(self._narrowed(closure), loss)
             self._end_common_step()
-        self._counters.end_step(self._run.counts, value if loss is None else loss, self._buddies.take_norms())
+        self._counters.end_step(self._run.counts, value if loss is None else loss, self._lost_norms())
         return value
 
     def _narrowed(self, closure: Closure | None) -> Closure | None:
@@ -252,7 +255,11 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         """Have residuals copied where that is due: not in join(), where ranks come to different numbers of steps."""
         if not self._joining:
             self._common_steps += 1
+        if self._buddies is not None and not self._joining:
             self._buddies.end_step(self._run.common_steps(self._common_steps))
+
+    def _lost_norms(self) -> dict[str, float]:
+        return {} if self._buddies is None else self._buddies.take_norms()
 
     def _scaled_step(self, loss: Any, scaler: Any) -> Any:
         steps = self._steps
@@ -338,7 +345,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             self._joining = False
         own_steps = self._counters.steps
         while self._idle_step():
-            self._counters.end_step(self._run.counts, norms=self._buddies.take_norms())
+            self._counters.end_step(self._run.counts, norms=self._lost_norms())
         with self._counters.counting(), self._replica.float32():
             if isinstance(self._steps, GradientSteps):
                 self._steps.follow(own_steps)

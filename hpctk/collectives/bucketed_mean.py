@@ -24,7 +24,8 @@ import torch
 
 from hpctk.collectives.allreduce import start_in_place
 from hpctk.collectives.compressed_mean import Layout, layout_of, selected
-from hpctk.collectives.dense_mean import Tensors, label
+from hpctk.collectives.dense_mean import Tensors
+from hpctk.collectives.engine.call_recording import label
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_messages import Messages
 from hpctk.collectives.engine.gather_tensors import start_on_device

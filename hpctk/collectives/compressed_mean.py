@@ -26,7 +26,8 @@ import torch
 
 from hpctk import torch_private
 from hpctk.collectives.allreduce import reduce_in_place
-from hpctk.collectives.dense_mean import Tensors, dense_mean, label
+from hpctk.collectives.dense_mean import Tensors, dense_mean
+from hpctk.collectives.engine.call_recording import label
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.engine.gather_tensors import gather_tensors

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from hpctk import torch_private
 from hpctk.collectives.allreduce import reduce_in_place
+from hpctk.collectives.engine.call_recording import label
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.comm import buffers
 from hpctk.comm.collective import collective
@@ -18,11 +19,6 @@ Tensors = Mapping[str, torch.Tensor]
 
 #: From this size on a tensor is reduced where it lies: it fills the network by itself, and copying it costs more.
 LARGE_BYTES = 2**20
-
-
-def label(names: Collection[str], what: str = "tensors") -> str:
-    """Return what statistics call some tensors that travel together."""
-    return next(iter(names)) if len(names) == 1 else f"{len(names)} {what}"
 
 
 @collective

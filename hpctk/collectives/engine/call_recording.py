@@ -6,11 +6,16 @@ A call is opened where it begins and reported when it is over; spans (telemetry.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 from hpctk.telemetry.recorder import Call, Counter, Recorder, Recorders, Span, dense_sent
 from hpctk.telemetry.traffic import Traffic
+
+
+def label(names: Collection[str], what: str = "tensors") -> str:
+    """Return what statistics call some tensors that travel together."""
+    return next(iter(names)) if len(names) == 1 else f"{len(names)} {what}"
 
 
 class CallRecording:

@@ -30,7 +30,8 @@ import numpy as np
 import torch
 
 from hpctk.collectives.compressed_mean import compressed_mean
-from hpctk.collectives.dense_mean import dense_mean, label
+from hpctk.collectives.dense_mean import dense_mean
+from hpctk.collectives.engine.call_recording import label
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.signs import gather_signs, mean_of_signs, sign_packet
 from hpctk.collectives.onebit import onebit_allreduce, sign_bytes
@@ -74,6 +75,7 @@ class StepAhead(UpdateExchange):
 
     def __init__(self, replica: Replica, compressor: Compressor, server: Compressor | None) -> None:
         super().__init__(replica, compressor, server)
+        self._on_host = not buffers.on_device(self.parameters[0])
         #: Room for c and o, once it is needed.
         self._room: FlatBuffer | None = None
         #: Room for the means of what is not compressed, where a rank may be lost before they count.
@@ -82,7 +84,7 @@ class StepAhead(UpdateExchange):
     @property
     def defers(self) -> bool:
         """Whether nothing moves before the exchange is over: pairs, and signs one way."""
-        signs = sends_signs(self._compressor) and not buffers.on_device(self.parameters[0])
+        signs = sends_signs(self._compressor) and self._on_host
         return self._server is None and (self._compressor.combines == "pairs" or signs)
 
     def exchange(self, x: FlatBuffer) -> tuple[TensorError | None, Callable[[], None] | None]:
@@ -110,12 +112,12 @@ class StepAhead(UpdateExchange):
         return error, apply
 
     def _exchange(self, parts: list[Part], x: FlatBuffer) -> tuple[TensorError | None, Callable[[], None] | None]:
-        on_host, here = not buffers.on_device(x.flat), self._replica.world
+        here = self._replica.world
         # A group that takes device tensors gathers lists of elements where they lie, in `compressed_mean`.
-        by_host = on_host or here.device_group(x.flat) is None
+        by_host = self._on_host or here.device_group(x.flat) is None
         if self._compressor.combines == "pairs" and self._server is None and by_host:
             return self._pairs(parts)
-        if on_host and sends_signs(self._compressor) and (self._server is None or sends_signs(self._server)):
+        if self._on_host and sends_signs(self._compressor) and (self._server is None or sends_signs(self._server)):
             return self._signs(parts)
         return self._dense(parts), None
 
