@@ -7,6 +7,7 @@ place for it.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import _rig
 from _training import map as sheet
 from _training.page import page
-from _training.results import FOLDER
+from _training.results import FOLDER, PAPERS
 
 from hpctk.advise.evidence import load
 
@@ -28,7 +29,7 @@ def main() -> None:
     for name, document in documents.items():
         document["curves"] = drawn(document, options.folder / f"{name}.png")
     target = options.folder.parent / "RESULTS.md"
-    target.write_text(page(documents))
+    target.write_text(page(documents, published(options.folder / PAPERS.name)))
     if options.folder == FOLDER and documents:
         write_map(list(documents.values()))
     rows = [
@@ -38,6 +39,12 @@ def main() -> None:
     ]
     _rig.write(options.json, rows)
     print(f"{target}: {len(documents)} set-ups, {len(rows)} rows")
+
+
+def published(folder):
+    """Return the experiments of the papers that came to their end, by name."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return {name: one for name, one in found.items() if "table" in one}
 
 
 #: Where a page has room for the table of the map.

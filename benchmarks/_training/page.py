@@ -19,13 +19,20 @@ LIMITATIONS = """## Limitations
 INTRODUCTION = """Real training to a target on held-out data, on emulated hosts with limited links.
 `./launch/bench train` measures; `./launch/bench report` writes this page from the files in `results/`."""
 
+PUBLISHED = """## The papers' own experiments
 
-def page(documents):
-    """Return the page; `documents` by the name of their file, without its ending."""
+Each is a command, `./launch/bench paper/NAME`, whose description says what is as published and what was scaled down for
+two cores. They compare what is reached after so many steps, so that the machine's speed plays no part."""
+
+
+def page(documents, papers):
+    """Return the page; set-ups and experiments of the papers by the name of their file, without its ending."""
     parts = ["# Measured: does it pay?", INTRODUCTION]
     if not documents:
         parts.append("Nothing was measured yet.")
     parts += [foretold(list(documents.values())), *(section(name, one) for name, one in documents.items())]
+    if papers:
+        parts += [PUBLISHED, *(experiment(name, one) for name, one in papers.items())]
     return "\n\n".join(filter(None, [*parts, LIMITATIONS])) + "\n"
 
 
@@ -65,6 +72,16 @@ def section(name, document):
     if document["predictions"]:
         lines.append(predictions_table(document))
     return "\n\n".join(line for line in lines if line)
+
+
+def experiment(name, document):
+    """Return what came of a paper's experiment: the table that its command prints."""
+    machine = document["machine"]
+    lines = document["table"].splitlines()
+    return "\n".join([
+        f"### paper/{name}", "", f"hpctk {machine['hpctk']}, commit {(machine['commit'] or 'unknown')[:10]}.", "",
+        "```", *lines, "```",
+    ])  # fmt: skip
 
 
 def markdown(head, rows):

@@ -13,6 +13,8 @@ from hpctk.advise.evidence import FORMAT
 
 VERSION = 1
 FOLDER = Path(__file__).parents[1] / "results"
+#: Of the published experiments.
+PAPERS = FOLDER / "paper"
 
 
 def begin(path, settings, params, data, *, fresh=False):

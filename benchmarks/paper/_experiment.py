@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
 import _rig
 import torch
-from _training.results import machine
+from _training.results import PAPERS, keep, machine
 
 import hpctk
 from hpctk.comm.world import world
 from hpctk.methods.core.method import Method
-
-FOLDER = Path(__file__).parents[1] / "results" / "paper"
 
 
 def parsed(description, *, steps, every, seeds):
@@ -50,7 +47,7 @@ class Experiment:
     def __init__(self, name, options, **settings):
         self.here, self.options = world(), options
         torch.set_num_threads(1)
-        self._path = options.output or FOLDER / f"{name}{'-tiny' if options.tiny else ''}.json"
+        self._path = options.output or PAPERS / f"{name}{'-tiny' if options.tiny else ''}.json"
         self._settings = {"ranks": self.here.size, "steps": options.steps, "every": options.every, **settings}
         self._document = self.here.run_on_root("reading the results", self._begin)
 
@@ -83,15 +80,15 @@ class Experiment:
         }
 
     def _keep(self):
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps(self._document, indent=1) + "\n")
-        os.replace(beside, self._path)
+        keep(self._path, self._document)
 
     def finish(self, text, rows):
-        """Print the table of the experiment; write its rows where that was asked for. Collective."""
+        """Print and keep the table of the experiment; write its rows where that was asked for. Collective."""
         if self.here.rank == 0:
             print(f"{text}\nkept in {self._path}")
+            if not self.options.only:
+                self._document["table"] = text
+                self._keep()
             _rig.write(self.options.json, rows)
         self.here.barrier("the end of the experiment")
 

@@ -1,6 +1,6 @@
 """AdaCons's published figures: the linear regression of its authors, all workers simulated in one process.
 
-    ./launch/bench paper/adacons [--seeds 5] [--workers 8,32] [--batches 128,2048]
+    ./launch/bench paper/adacons [--seeds 5] [--workers 8,32] [--batches 128,2048] [--output FILE]
 
 The weights are hpctk's own (collectives/consensus_weights.py), the arithmetic is float64. Besides plain mean and
 AdaCons there is the control that every evaluation of AdaCons needs: the mean of gradients that were brought to norm 1.
@@ -18,6 +18,7 @@ from statistics import median
 import _rig
 import numpy as np
 import torch
+from _training.results import keep, machine
 
 from hpctk.cli.core.progress import Progress
 from hpctk.cli.core.table import table
@@ -86,6 +87,7 @@ def main():
     parser.add_argument("--workers", default="8,32", help="numbers of workers [8,32]")
     parser.add_argument("--batches", default="128,2048", help="global batches [128,2048]")
     parser.add_argument("--updates", type=int, default=500, help="as published: 500 [500]")
+    parser.add_argument("--output", type=Path, help="where to keep losses and table, for `./launch/bench report`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all losses to FILE")
     options = parser.parse_args()
     cases = [
@@ -108,7 +110,11 @@ def main():
         published = PUBLISHED.get((method, batch, workers)) or PUBLISHED.get((method, batch), "-")
         shown = [f"{value:.3g}" for value in (median(losses), min(losses), max(losses))]
         rows.append([method, str(batch), str(workers), *shown, published])
-    print(table(["method", "B", "N", "median loss", "least", "most", "published"], rows))
+    text = table(["method", "B", "N", "median loss", "least", "most", "published"], rows)
+    print(text)
+    if options.output is not None:
+        settings = {"seeds": options.seeds, "updates": options.updates}
+        keep(options.output, {"settings": settings, "machine": machine(), "runs": everything, "table": text})
     _rig.write(options.json, everything)
 
 

@@ -1,5 +1,6 @@
 """The measured map: README and docs show what the results in the checkout say, and the arithmetic of the table."""
 
+import json
 import sys
 
 import pytest
@@ -44,3 +45,14 @@ def test_who_was_first_and_who_lost(report):
     assert lines[3].startswith("| cnn, 1.6 M, no limit | 9.0 s | 8.0 s | ddp, 9.0 s | 0.9 | saef, celgc")
     assert len(report.sheet.table([fast, slow], limited=True).splitlines()) == 3
     assert report.sheet.gains(slow) == {"ddp": 60 / 90, "saef": 2.0, "celgc": 3.0, "sasg": None}
+
+
+def test_experiments_of_the_papers_stand_on_the_page_once_they_are_through(report, tmp_path):
+    machine = {"hpctk": "0.2.0", "commit": "0123456789abcdef"}
+    for name, more in (("saef", {"table": "contender  accuracy\nSAEF       87 %"}), ("celgc", {})):
+        document = {"settings": {}, "machine": machine, "runs": [], **more}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    text = report.page({}, report.published(tmp_path))
+    assert "### paper/saef\n\nhpctk 0.2.0, commit 0123456789.\n\n```\ncontender  accuracy\nSAEF       87 %\n```" in text
+    assert "celgc" not in text
+    assert "own experiments" not in report.page({}, {})
