@@ -1,7 +1,9 @@
 """float16 and bfloat16 as their bits: conversions from and to float32 and float64, alone and with error feedback.
 
-Bit arithmetic on whole vectors, the same on every processor: rounded to nearest even, from float64 by way of float32,
-as torch does. What is converted is cut off at a limit first, so that nothing finite becomes infinite.
+Rounded to nearest even, from float64 by way of float32, as torch does. What is converted is cut off at a limit first,
+so that nothing finite becomes infinite. To float16 by the processor's own instruction where it has one (x86's F16C,
+every 64-bit ARM), which takes a third of the time; otherwise, and for bfloat16, by bit arithmetic on whole vectors, to
+the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctk.kernels.compiled import compiled, intrinsic, types
+from hpctk.kernels.compiled import compiled, intrinsic, ir, types
 from hpctk.kernels.threads import WORTH_A_THREAD, share, spans
 
 Array = NDArray[Any]
@@ -59,6 +61,9 @@ if TYPE_CHECKING:
     def _bits(value: Any) -> Any: ...
 
     def _float(value: Any) -> Any: ...
+    def _has_halves() -> bool: ...
+    def _nearest16(value: Any) -> Any: ...
+    def _exact16(half: Any) -> Any: ...
 
 else:
 
@@ -77,6 +82,36 @@ else:
 
         def build(context, builder, signature, arguments):
             return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+        return types.float32(types.uint32), build
+
+    @intrinsic
+    def _has_halves(typing):
+        """Return whether the processor that is compiled for converts float16 by itself: a constant."""
+
+        def build(context, builder, signature, arguments):
+            machine, _, features = context.codegen().magic_tuple()
+            return ir.Constant(ir.IntType(1), machine.startswith(("aarch64", "arm64")) or "+f16c" in features)
+
+        return types.boolean(), build
+
+    @intrinsic
+    def _nearest16(typing, value):
+        """Return what `_to16` does, by the processor; only where it `_has_halves`, others would need a function."""
+
+        def build(context, builder, signature, arguments):
+            half = builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+            return builder.zext(half, ir.IntType(32))
+
+        return types.uint32(types.float32), build
+
+    @intrinsic
+    def _exact16(typing, half):
+        """Return what `_from16` does of a finite half, by the processor; only where it `_has_halves`."""
+
+        def build(context, builder, signature, arguments):
+            bits = builder.trunc(arguments[0], ir.IntType(16))
+            return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
 
         return types.float32(types.uint32), build
 
@@ -130,7 +165,8 @@ def _from_b16(half: Any) -> Any:
 @compiled
 def _write16(values: Array, halves: Halves, limit: Any) -> None:
     for i in range(len(values)):
-        halves[i] = _to16(_cut(values[i], limit))
+        value = _cut(values[i], limit)
+        halves[i] = _nearest16(value) if _has_halves() else _to16(value)
 
 
 @compiled
@@ -155,9 +191,10 @@ def _read_b16(halves: Halves, values: Array) -> None:
 def _feed16(residual: Array, gradient: Array, halves: Halves, limit: Any) -> None:
     for i in range(len(residual)):
         total = residual[i] + gradient[i]
-        half = _to16(_cut(total, limit))
+        value = _cut(total, limit)
+        half = _nearest16(value) if _has_halves() else _to16(value)
         halves[i] = half
-        residual[i] = total - _from16(half)
+        residual[i] = total - (_exact16(half) if _has_halves() else _from16(half))
 
 
 @compiled

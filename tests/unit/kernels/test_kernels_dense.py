@@ -1,8 +1,14 @@
 """Kernels that go through whole tensors, of Sign, Half and QSGD: what they compute, for any number of threads."""
 
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from jobs import ROOT, clean_environment
 
 from hpctk.kernels import halves, levels, packing, signs, sums, updates
 
@@ -83,6 +89,22 @@ def test_halves_round_as_torch_does(wire, dtype):
         halves.read(written, wire, back, threads=threads)
         assert back.tobytes() == expected.to(torch.from_numpy(values).dtype).numpy().tobytes()
         assert left.tobytes() == (values + zeros - back).tobytes()
+
+
+def float16s():
+    """Return float16 of every exponent, and what they miss, by a digest."""
+    values = every_exponent(np.float32)
+    left = values.copy()
+    written = halves.write(values, "float16", 65504), halves.feed(left, values, "float16", 65504), left
+    return hashlib.sha256(b"".join(array.tobytes() for array in written)).hexdigest()
+
+
+def test_processors_without_an_instruction_for_float16_come_to_the_same_bits():
+    program = f"import {Path(__file__).stem} as test; print(test.float16s())"
+    path = f"{Path(__file__).parent}:{ROOT}:{ROOT}/tests/support"
+    environment = clean_environment(PYTHONPATH=path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == float16s(), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("wire", WIRES)
