@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from hpctk.comm import buffers
-from hpctk.compressors.core import arrays, draws, finite
+from hpctk.compressors.core import arrays, draws
 from hpctk.compressors.core.compressor import Compressor, Shape, State, checked_pair, expect_length, is_plain, refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError
@@ -69,32 +69,45 @@ class QSGD(Compressor):
     def feed(self, tensor: torch.Tensor, residual: torch.Tensor, name: str = "") -> Packet:
         """Add tensor to residual in place, compress the sum, leave in residual what the packet does not carry.
 
-        See `Compressor.feed`. On the host: one pass that looks for what is not finite, one that does the rest.
+        See `Compressor.feed`. On the host: one pass for the norms, which finds what is not finite, one that does the
+        rest.
         """
         if not (is_plain(tensor) and is_plain(residual)):
             return super().feed(tensor, residual, name)
         stamp = self._stamp(name)
         flat, memory = checked_pair(tensor, residual, name)
-        refuse(finite.first_bad_sum(memory, flat), flat.numel(), name)
-        return Packet(self._quantised(memory, flat, stamp), tuple(tensor.shape), tensor.dtype, stamp)
+        return Packet(self._quantised(memory, flat, name, stamp), tuple(tensor.shape), tensor.dtype, stamp)
 
-    def _quantised(self, flat: torch.Tensor, gradient: torch.Tensor | None, stamp: int) -> torch.Tensor:
+    def compress(self, tensor: torch.Tensor, name: str = "") -> Packet:
+        """Return the tensor as a packet; see `Compressor.compress`. On the host in two passes, as `feed`."""
+        if not is_plain(tensor):
+            return super().compress(tensor, name)
+        stamp = self._stamp(name)
+        flat = tensor.detach().view(-1)
+        return Packet(self._quantised(flat, None, name, stamp), tuple(tensor.shape), tensor.dtype, stamp)
+
+    def _quantised(self, flat: torch.Tensor, gradient: torch.Tensor | None, name: str, stamp: int) -> torch.Tensor:
         """Return the data for a flat host tensor of float32 or float64, or its sum with the gradient, by a kernel.
 
         With a gradient the tensor becomes what the data do not carry of the sum, in place.
         """
         from hpctk.kernels import levels
+        from hpctk.kernels.select import NotFinite
 
         key, counter = draws.key_and_counter(self.seed, stamp, self._seat)
         limit, given = torch.finfo(flat.dtype).max, None if gradient is None else gradient.numpy()
         sizes = self.bits, self.bucket, self._block_buckets() * self.bucket
-        return torch.from_numpy(levels.write(flat.numpy(), given, *sizes, limit, key, counter))
+        try:
+            return torch.from_numpy(levels.write(flat.numpy(), given, *sizes, limit, key, counter))
+        except NotFinite as error:
+            refuse(error.index, flat.numel(), name)
+            raise
 
     def _encode(self, flat: torch.Tensor, shape: Shape, name: str, stamp: int) -> torch.Tensor:
         from hpctk.kernels import packing
 
         if is_plain(flat):
-            return self._quantised(flat, None, stamp)
+            return self._quantised(flat, None, name, stamp)
         host = flat.cpu()
         n = host.numel()
         wide = arrays.working_dtype(flat.dtype)

@@ -7,10 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctk.kernels.plain.ordered import PIECE
 from hpctk.kernels.plain.packing import _pack, _unpack
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
+
+
+def _measure(source: Array, gradient: Array, feeds: bool, norms: Array, sums: Any, order: Any, limit: Any) -> bool:
+    bucket = len(sums[0]) - 1
+    # Some buckets at a time.
+    step = max(1, PIECE // bucket) * bucket
+    for begin in range(0, len(source), step):
+        totals = _totals(source[begin : begin + step], gradient[begin : begin + step], feeds, bucket)
+        if not np.isfinite(totals).all():
+            return False
+        norms[begin // bucket : begin // bucket + len(totals)] = _norms(totals, limit)
+    return True
 
 
 def _write(
@@ -20,32 +33,33 @@ def _write(
     norms: Array,
     words: Array,
     randomness: Any,
-    sums: Any,
-    order: Any,
+    totals: Array,
     sizes: Any,
-    limit: Any,
     one: Any,
 ) -> None:
     key, counter, _, draws, first_word, block_words = randomness
-    bits, bucket, block = sizes
+    bits, bucket, block, _ = sizes
     codes = np.empty(len(source), np.uint8)
     for number, begin in enumerate(range(0, len(source), block)):
         kept = source[begin : begin + block]
-        buckets = -(-len(kept) // bucket)
-        totals = np.zeros((buckets, bucket), source.dtype)
-        flat = totals.reshape(-1)[: len(kept)]
-        flat[:] = kept + gradient[begin : begin + block] if feeds else kept
-        of_block = norms[begin // bucket : begin // bucket + buckets]
-        of_block[:] = _norms(totals, limit)
+        sums = _totals(kept, gradient[begin : begin + block], feeds, bucket)
+        of_block = norms[begin // bucket : begin // bucket + len(sums)]
         word = first_word + number * block_words
         drawn = _words_from(key, counter, word, block_words).view(draws.dtype)[: len(kept)]
         norm = np.repeat(of_block, bucket)[: len(kept)]
-        codes[begin : begin + block], missed = _levels(flat, drawn, norm, one, bits)
+        codes[begin : begin + block], missed = _levels(sums.reshape(-1)[: len(kept)], drawn, norm, one, bits)
         if feeds:
             kept[:] = missed
     room = np.empty(-(-len(codes) // 64) * bits, np.uint64)
     _pack(codes, bits, room)
     words[:] = room[: len(words)]
+
+
+def _totals(kept: Array, given: Array, feeds: bool, bucket: int) -> Array:
+    """Return what is written, bucket by bucket, with zeros after the last."""
+    totals = np.zeros((-(-len(kept) // bucket), bucket), kept.dtype)
+    totals.reshape(-1)[: len(kept)] = kept + given if feeds else kept
+    return totals
 
 
 def _words_from(key: Array, counter: Array, first: int, count: int) -> Array:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from jobs import ROOT, clean_environment
 
-from hpctk.kernels import halves, levels, packing, signs, sums, updates
+from hpctk.kernels import halves, levels, packing, select, signs, sums, updates
 
 FLOATS = [np.float32, np.float64]
 SIZES = [0, 1, 7, 2048, 2049, 65_537, 300_001, 700_000]
@@ -91,20 +91,24 @@ def test_halves_round_as_torch_does(wire, dtype):
         assert left.tobytes() == (values + zeros - back).tobytes()
 
 
-def float16s():
-    """Return float16 of every exponent, and what they miss, by a digest."""
+def by_instructions():
+    """Return a digest of what kernels compute by instructions that not every processor has."""
     values = every_exponent(np.float32)
     left = values.copy()
-    written = halves.write(values, "float16", 65504), halves.feed(left, values, "float16", 65504), left
-    return hashlib.sha256(b"".join(array.tobytes() for array in written)).hexdigest()
+    arrays = [halves.write(values, "float16", 65504), halves.feed(left, values, "float16", 65504), left]
+    stream = np.array([1, 2], np.uint64), np.zeros(4, np.uint64)
+    for bits in (2, 4, 8):
+        residual, gradient = pair(10_001, np.float32)
+        arrays += [levels.write(residual, gradient, bits, 300, 6000, 1e30, *stream), residual]
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
-def test_processors_without_an_instruction_for_float16_come_to_the_same_bits():
-    program = f"import {Path(__file__).stem} as test; print(test.float16s())"
+def test_processors_without_these_instructions_come_to_the_same_bits():
+    program = f"import {Path(__file__).stem} as test; print(test.by_instructions())"
     path = f"{Path(__file__).parent}:{ROOT}:{ROOT}/tests/support"
     environment = clean_environment(PYTHONPATH=path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == float16s(), done.stderr[-3000:]
+    assert done.stdout.strip() == by_instructions(), done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -119,9 +123,7 @@ def test_leaves_are_summed_in_numpys_order(n):
     squares = np.random.default_rng(n).random(n)
     lengths, joined = levels.leaves(n)
     assert lengths.sum() == n
-    assert (
-        levels._pairwise(squares, lengths, joined, np.empty(len(lengths) + 1), np.empty(8)) == squares[None].sum(1)[0]
-    )
+    assert levels._pairwise(squares, lengths, joined, np.empty(len(lengths) + 1)) == squares[None].sum(1)[0]
 
 
 @pytest.mark.parametrize("first", [0, 2, 1000])
@@ -151,6 +153,31 @@ def test_levels_do_not_depend_on_threads(bits, bucket, dtype):
         assert left.tobytes() == (residual + gradient - out).tobytes()
         seen.add((data.tobytes(), left.tobytes()))
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_every_level_is_that_of_a_division(bits, dtype):
+    n, top = 4000, (1 << (bits - 1)) - 1
+    residual = np.linspace(-1, 1, n).astype(dtype)
+    total, stream = residual.copy(), (np.array([1, 2], np.uint64), np.zeros(4, np.uint64))
+    # A norm of at most 1, so that the largest reaches the highest level.
+    data = levels.write(residual, np.zeros(n, dtype), bits, n, n, 1.0, *stream)
+    codes = np.empty(n, np.uint8)
+    packing.unpack(data[residual.itemsize :], bits, codes)
+    assert sorted(set(codes & top)) == list(range(top + 1))
+    values = (codes & top).astype(dtype) / dtype(top)
+    assert residual.tobytes() == (total - np.where(codes > top, -values, values)).tobytes()
+
+
+@pytest.mark.parametrize("place", [0, 777, 400_000])
+def test_levels_of_what_is_not_finite_are_refused(place):
+    residual, gradient = pair(400_001, np.float32)
+    gradient[place] = np.inf
+    before = residual.copy()
+    with pytest.raises(select.NotFinite, match=f"element {place} "):
+        levels.write(residual, gradient, 4, 512, 1 << 16, 1.0, np.zeros(2, np.uint64), np.zeros(4, np.uint64))
+    assert residual.tobytes() == before.tobytes()
 
 
 @pytest.mark.parametrize("place", [0, 5, 400_000])
