@@ -176,10 +176,10 @@ class PowerSGD(Compressor):
             return flat.clone()
         matrix = flat.reshape(shape[0], -1).to(arrays.working_dtype(flat.dtype))
         before = self.start(name, matrix)
-        product = matrix @ before
+        product = times(matrix, before)
         _in_range(checked or finite.all_finite(product))
         basis = orthonormal(product)
-        q = matrix.T @ basis
+        q = transposed_times(matrix, basis)
         _in_range(checked or fits(matrix, basis, q, flat.dtype))
         self._starts[name] = next_start(q, before)
         return torch.cat([basis.reshape(-1), q.reshape(-1)])
@@ -229,12 +229,14 @@ class _Round:
     def exchange(self, allreduce: AllReduce) -> None:
         """Find the factors; nothing of the caller's is changed yet."""
         sent = {
-            name: self.matrices[name] @ self.starts[name] if name in self.matrices else tensor.detach().to(self.wide)
+            name: times(self.matrices[name], self.starts[name])
+            if name in self.matrices
+            else tensor.detach().to(self.wide)
             for name, tensor in self.tensors.items()
         }
         self.means = _mean(sent, allreduce)
         self.bases = {name: orthonormal(self.means[name]) for name in self.matrices}
-        self.own = {name: matrix.T @ self.bases[name] for name, matrix in self.matrices.items()}
+        self.own = {name: transposed_times(matrix, self.bases[name]) for name, matrix in self.matrices.items()}
         for name, matrix in self.matrices.items():
             if not fits(matrix, self.bases[name], self.own[name], self.tensors[name].dtype):
                 # Makes the mean NaN, so that all ranks refuse it together.
@@ -277,6 +279,29 @@ def _in_range(answer: bool) -> None:
             "PowerSGD: the factors of a matrix, or what they leave of it, are beyond floating point's range; "
             "scale the loss down"
         )
+
+
+def times(matrix: torch.Tensor, thin: torch.Tensor) -> torch.Tensor:
+    """Return matrix @ thin. Not in place."""
+    if not _for_kernels(matrix, thin):
+        return matrix @ thin
+    from hpctk.kernels import thin as kernels
+
+    return torch.from_numpy(kernels.times(matrix.numpy(), thin.numpy(), threads=torch.get_num_threads()))
+
+
+def transposed_times(matrix: torch.Tensor, thin: torch.Tensor) -> torch.Tensor:
+    """Return matrix.T @ thin. Not in place."""
+    if not _for_kernels(matrix, thin):
+        return matrix.T @ thin
+    from hpctk.kernels import thin as kernels
+
+    return torch.from_numpy(kernels.transposed_times(matrix.numpy(), thin.numpy(), threads=torch.get_num_threads()))
+
+
+def _for_kernels(matrix: torch.Tensor, thin: torch.Tensor) -> bool:
+    """Return whether `kernels.thin` serves these; one column and many are what BLAS does well."""
+    return is_plain(matrix) and matrix.dtype == torch.float32 and 2 <= thin.shape[1] <= 4
 
 
 def orthonormal(matrix: torch.Tensor) -> torch.Tensor:

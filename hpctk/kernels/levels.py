@@ -228,15 +228,15 @@ def _pairwise(squares: Array, lengths: Array, sums: Array, stack: Array) -> floa
         if whole:
             s0, s1, s2, s3, s4, s5, s6, s7 = part[0], part[1], part[2], part[3], part[4], part[5], part[6], part[7]
             for begin in range(8, whole, 8):
-                i = np.uint64(begin)
-                s0 += part[i]
-                s1 += part[i + one]
-                s2 += part[i + two]
-                s3 += part[i + three]
-                s4 += part[i + four]
-                s5 += part[i + five]
-                s6 += part[i + six]
-                s7 += part[i + seven]
+                at = np.uint64(begin)
+                s0 += part[at]
+                s1 += part[at + one]
+                s2 += part[at + two]
+                s3 += part[at + three]
+                s4 += part[at + four]
+                s5 += part[at + five]
+                s6 += part[at + six]
+                s7 += part[at + seven]
             total = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
         for i in range(whole, len(part)):
             total += part[i]

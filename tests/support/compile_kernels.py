@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import cells, halves, lean, levels, many, merge, packing, select, signs, updates
+from hpctk.kernels import cells, halves, lean, levels, many, merge, packing, select, signs, thin, updates
 
 
 def warm() -> None:
     """Run every kernel of the host on a few elements."""
+    matrix = np.ones((9, 9), np.float32)
+    thin.times(matrix, matrix[:, :2], threads=1)
+    thin.transposed_times(matrix, matrix[:, :2], threads=1)
     for dtype in (np.float32, np.float64):
         values = np.linspace(-1, 1, 64).astype(dtype)
         found, taken = select.feed_top_k(values.copy(), values, 8)

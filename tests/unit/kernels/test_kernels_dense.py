@@ -1,4 +1,4 @@
-"""Kernels that go through whole tensors, of Sign, Half and QSGD: what they compute, for any number of threads."""
+"""Kernels of Sign, Half, QSGD and PowerSGD, which go through whole tensors: the same for any number of threads."""
 
 import hashlib
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import torch
 from jobs import ROOT, clean_environment
 
-from hpctk.kernels import halves, levels, packing, select, signs, sums, updates
+from hpctk.kernels import halves, levels, packing, select, signs, sums, thin, updates
 
 FLOATS = [np.float32, np.float64]
 SIZES = [0, 1, 7, 2048, 2049, 65_537, 300_001, 700_000]
@@ -186,6 +186,22 @@ def test_minus_zero_is_found_wherever_it_is(place):
     codes[place] = 0b1000
     with pytest.raises(ValueError, match="minus zero"):
         levels.read(np.ones(782, np.float32), packing.pack(codes, 4), 4, 512, np.empty(len(codes), np.float32))
+
+
+@pytest.mark.parametrize("columns", [2, 3, 4])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 70), (8, 5), (9, 2050), (701, 523)], ids=str)
+def test_thin_products_are_summed_one_after_the_other(shape, columns):
+    source = np.random.default_rng(1)
+    matrix = source.standard_normal(shape).astype(np.float32)
+    right, left = (source.standard_normal((length, columns)).astype(np.float32) for length in shape[::-1])
+    product, other = np.zeros((shape[0], columns), np.float32), np.zeros((shape[1], columns), np.float32)
+    for j in range(shape[1]):
+        product += matrix[:, j, None] * right[j]
+    for i in range(shape[0]):
+        other += matrix[i, :, None] * left[i]
+    for threads in (1, 2, 3):
+        assert thin.times(matrix, right, threads=threads).tobytes() == product.tobytes()
+        assert thin.transposed_times(matrix, left, threads=threads).tobytes() == other.tobytes()
 
 
 def test_sums_below_a_limit():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jobs import ROOT, clean_environment
 
-from hpctk.kernels import cells, compiled, halves, lean, levels, many, merge, packing, select, signs, updates
+from hpctk.kernels import cells, compiled, halves, lean, levels, many, merge, packing, select, signs, thin, updates
 from hpctk.kernels.lean import BLOCK
 
 HIDDEN = str(ROOT / "tests" / "support" / "without_numba")
@@ -106,6 +106,12 @@ def results():
             take(lean.pack_signs(a, b, start, own))
             x, p = a.copy(), b.copy()
             lean.move_by_signs(x, p, start, own, 0.2, np.stack([own, own[::-1]]), [0.5, 0.25])
+            matrix = a[: n // 7 * 7].reshape(-1, 7).astype(np.float32)
+            weights = random.standard_normal((2, max(7, len(matrix)), 2 + n % 3)).astype(np.float32)
+            take(
+                thin.times(matrix, weights[0, :7], threads=2),
+                thin.transposed_times(matrix, weights[1, : len(matrix)], threads=2),
+            )
             target, written = c.copy(), np.empty((n + 7) // 8, np.uint8)
             take(
                 own, x, p, lean.add_and_pack(target, np.stack([bits, bits[::-1]]), [0.1, 0.7], written), target, written
