@@ -2,13 +2,16 @@
 
 import ast
 import configparser
+import contextlib
 import re
 import shutil
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 import hpctk
 
@@ -110,6 +113,19 @@ def test_the_module_sets_what_a_job_needs():
     assert {f"prepend-path PATH {prefix}/bin", "setenv OMP_NUM_THREADS 1", "conflict hpctk"} <= set(
         done.stdout.splitlines()
     )
+
+
+def test_what_is_pinned_runs_on_every_release_of_python_3_11():
+    """Distributions keep the one they began with: Debian 12 has 3.11.2, for which soupsieve 4 is too new."""
+    looked_at = []
+    for line in text("launch", "constraints.txt").splitlines():
+        name, _, version = line.partition("==")
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found = metadata.metadata(name)
+            if found["Version"] == version:
+                looked_at.append(name)
+                assert SpecifierSet(found["Requires-Python"] or "").contains("3.11.0"), line
+    assert "pytest" in looked_at
 
 
 def test_the_workflow_runs_the_stages_of_the_tests():
