@@ -27,7 +27,7 @@ NO_MPI4PY = (
 NO_HOROVOD = "no Horovod here: hpctk setup horovod builds it, with g++, cmake and make"
 
 #: Options of jobs whose ranks all run here, in this folder.
-HERE = frozenset({"n", "np", "num-proc", "c", "bind-to", "map-by", "oversubscribe", "x"})
+HERE = frozenset({"n", "np", "num-proc", "c", "bind-to", "map-by", "oversubscribe", "with-ft", "x"})
 #: The option that says how many ranks there are.
 RANKS = {"mpirun": "n", "horovodrun": "np"}
 
@@ -100,7 +100,9 @@ def main(name: str, words: Sequence[str]) -> int:
 
 def read(name: str, words: Sequence[str]) -> CommandLine:
     """Return what was typed after mpirun or horovodrun."""
-    return CommandLine(words, MPIRUN) if name == "mpirun" else CommandLine(words, HOROVODRUN, colons=False)
+    if name == "mpirun":
+        return CommandLine(mpirun.with_fault_tolerance(words), MPIRUN)
+    return CommandLine(words, HOROVODRUN, colons=False)
 
 
 def refuse_missing(name: str, words: Sequence[str], folder: str) -> None:
@@ -117,6 +119,8 @@ def refuse_missing(name: str, words: Sequence[str], folder: str) -> None:
         program, *arguments = section.program or ["true"]
         interpreted = os.path.basename(program).startswith("python") and arguments
         script = arguments[0] if interpreted else program
+        if program == "hpctk" and arguments[:1] == ["run"] and len(arguments) > 1:
+            script = arguments[1]
         if script.endswith(".py") and not os.path.exists(script):
             raise SettingError(f"{script}: no such file in {os.getcwd()}")
         search = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
