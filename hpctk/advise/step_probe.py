@@ -107,6 +107,11 @@ def probe(script: Path, words: Sequence[str] = ()) -> tuple[int, float]:
         found = json.loads(target.read_text()) if target.exists() else {}
     if ended.returncode:
         raise SettingError(f"--script {script}: ended with status {ended.returncode}; its message is above")
+    if not found.get("steps"):
+        raise SettingError(
+            f"--script {script}: no step of a torch optimizer was seen, and hpctk's own do not count: give a script "
+            "without hpctk, or --params and --step-seconds"
+        )
     if "seconds" not in found:
         raise SettingError(f"--script {script}: {found.get('steps', 0)} optimizer steps; need 2 or more to time one")
     return int(found["params"]), float(found["seconds"])

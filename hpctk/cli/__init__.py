@@ -155,6 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # `hpctk ... | head` is not an error: what is left to print goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # A rank's is for mpi4py, which ends the job.
+        if error.filename is None or launcher.variables(os.environ):
+            raise
+        print(f"hpctk {command}: {error.filename}: {error.strerror}; give another path", file=sys.stderr)
+        return 2
     return status
 
 

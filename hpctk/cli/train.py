@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = recipes(settings, kind.recipes)
     here, task = world(), kind(settings)
     # What cannot be written is said before the training, not after it; other ranks may have another disk.
-    here.run_on_root("looking where --json is to go", lambda: check_writable(options.json))
+    here.run_on_root("looking where files are to go", lambda: check_writable(options))
     with here.shared_errors("loading the data"):
         task.load()
         for recipe in chosen:
@@ -90,10 +90,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def check_writable(path: Path | None) -> None:
-    """Raise SettingError where no file can be written there."""
-    if path is not None and not os.access(path.parent, os.W_OK):
-        raise SettingError(f"--json {path}: {path.parent} is no folder that can be written to")
+def check_writable(options: argparse.Namespace) -> None:
+    """Raise SettingError where the result, or the picture, cannot be written where it is to go."""
+    for option, path in (("--json", options.json), ("--picture", options.picture)):
+        if path is not None and not os.access(path.parent, os.W_OK | os.X_OK):
+            raise SettingError(f"{option} {path}: {path.parent} is no folder that can be written to")
 
 
 def train(here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None, *, several: bool) -> dict[str, Any]:

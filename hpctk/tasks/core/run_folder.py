@@ -52,7 +52,10 @@ class RunFolder:
             Where the folder holds a run, and it was not asked to be resumed or has other settings; where it cannot be
             written.
         """
-        saved = self.saved(type(settings))
+        try:
+            saved = self.saved(type(settings))
+        except OSError as error:
+            raise self._refused(error) from None
         if saved is not None and not resume:
             raise SettingError(
                 f"{self.path} holds a run already: --resume goes on with it, another --run starts a new one"
@@ -70,10 +73,11 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / SETTINGS, told.toml(settings, remark))
         except OSError as error:
-            raise SettingError(
-                f"--run {self.path}: cannot be written ({error.strerror}): give another folder"
-            ) from None
+            raise self._refused(error) from None
         return saved is not None
+
+    def _refused(self, error: OSError) -> SettingError:
+        return SettingError(f"--run {self.path}: cannot be written ({error.strerror}): give another folder")
 
     def of_method(self, name: str, *, several: bool) -> RunFolder:
         """Return the folder of one method: this one, where it is the only one."""

@@ -1,5 +1,7 @@
 """Typical mistakes, each answered by one line that says what was meant, or what to type instead."""
 
+import errno
+import os
 import subprocess
 import sys
 
@@ -38,6 +40,7 @@ def answer(words, capsys):
         ("train digits --epohs 3", "--epohs 3; did you mean --epochs?"),
         ("train digits --epochs=many", "--epochs: invalid int value: 'many'"),
         ("train digits --epochs 1 --json nowhere/x.json", "nowhere is no folder that can be written to"),
+        ("train digits --epochs 1 --picture nowhere/x.png", "nowhere is no folder that can be written to"),
         ("doctor --jsn", "--jsn; did you mean --json?"),
         ("schedule show rng", "schedule='rng': did you mean ring?"),
         ("schedule shw ring", "'shw': did you mean show?"),
@@ -81,6 +84,26 @@ def test_a_run_that_cannot_be_written(folder, capsys):
     line, status = answer(["train", "digits", "--epochs", "1", "--run", "text"], capsys)
     assert "--run text: cannot be written (" in line
     assert "give another folder" in line
+    assert status == 2
+
+
+#: Root may look at any path but one that is too long.
+LONG = "x" * 300
+
+
+def test_a_run_that_cannot_be_looked_at(folder, capsys):
+    line, status = answer(["train", "digits", "--epochs", "1", "--run", LONG], capsys)
+    assert "cannot be written (File name too long): give another folder" in line
+    assert status == 2
+
+
+def test_a_file_that_is_forbidden(folder, monkeypatch, capsys):
+    def refused(options):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/x.html")
+
+    monkeypatch.setattr("hpctk.cli.schedule.run", refused)
+    line, status = answer(["schedule", "list"], capsys)
+    assert line == "hpctk schedule: /root/x.html: Permission denied; give another path\n"
     assert status == 2
 
 
