@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -27,10 +28,10 @@ from hpctk.methods.core import drift, survival
 from hpctk.methods.core.buddies import Buddies
 from hpctk.methods.core.method import GradientMethod, LocalStepMethod, Method
 from hpctk.methods.core.replica import Replica
-from hpctk.methods.core.run import Closure, LocalStepRun, Run
+from hpctk.methods.core.run import Closure, GradientRun, LocalStepRun, Run
 from hpctk.ways_in import handshake
 from hpctk.ways_in.counters import Counters, StatsLike, wanted
-from hpctk.ways_in.grad_scaler import ResidualScale, tell, unscale
+from hpctk.ways_in.grad_scaler import LossScale, tell, unscale
 from hpctk.ways_in.gradient_exchange import buckets_of
 from hpctk.ways_in.gradient_steps import GradientSteps
 from hpctk.ways_in.overlap import Overlap, release
@@ -79,6 +80,10 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
     buddy : int, optional
         With "shrink": every so many steps each rank gives the next one a copy of its residuals, which are shared out
         among the others when it is lost. HPCTK_BUDDY where not given, else never.
+    grad_scaler : torch.amp.GradScaler, optional
+        The one that scales the loss; of use with overlap=True and with `synchronize`, which exchange gradients before
+        it unscales them: what travels, and what residuals hold, is then unscaled from the first step on. Where not
+        given it is known from the first step() on.
     """
 
     #: GradScaler asks us to step in any case, see hpctk/ways_in/grad_scaler.py.
@@ -99,6 +104,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         check_every: int = 100,
         on_lost_rank: str | None = None,
         buddy: int | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         here = world(comm)
         with here.shared_errors("making a DistributedOptimizer"):
@@ -123,7 +129,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         parameters = names if model is None else dict(model.named_parameters())
         settings = [("schedule", schedule), ("overlap", overlap), ("on_bad_gradient", on_bad_gradient)]
         settings += [("stats", recorded), ("check_every", check_every), ("on_lost_rank", chosen)]
-        settings += [("buddy", buddy)]
+        settings += [("buddy", buddy), ("grad_scaler", grad_scaler is not None)]
         here.agree(
             "DistributedOptimizer", [*settings, *handshake.digest(optimizer, method, names, parameters, buffers)]
         )
@@ -138,7 +144,7 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         self._joining = False
         #: Steps that all ranks have made, so outside of join().
         self._common_steps = 0
-        self._residual_scale = ResidualScale(self)
+        self._loss_scale = LossScale(self, grad_scaler)
         release(trained.values())
         with self._counters.preparing():
             broadcast_in_place(here, [x.detach() for x in (*parameters.values(), *buffers.values())])
@@ -179,15 +185,10 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         if isinstance(method, GradientMethod):
             run = method.begin(self._replica)
             buckets = buckets_of(run) if overlap else None
+            scale = partial(self._loss_scale.begin_exchange, run)
             if buckets is not None:
-                self._overlap = Overlap(
-                    self._replica,
-                    buckets,
-                    self._counters.counting,
-                    # What is left of earlier gradients is in the scale of that time.
-                    lambda: run.rescale(self._residual_scale.factor()),
-                )
-            return run, GradientSteps(run, self._base, self._overlap)
+                self._overlap = Overlap(self._replica, buckets, self._counters.counting, scale)
+            return run, GradientSteps(run, self._base, self._overlap, scale)
         assert isinstance(method, LocalStepMethod)
         steps = method.begin(self._replica, self._base)
         return steps, steps
@@ -233,8 +234,15 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
             Given by `scaler.step(opt)`, never by users.
         """
         self._check_groups()
+        if isinstance(self._run, GradientRun):
+            self._loss_scale.unscale_residuals(self._run)
         with self._counters.counting(), self._replica.float32():
             scaled = grad_scaler is not None
+            if scaled and closure is not None:
+                raise SettingError(
+                    "scaler.step(opt, closure): a GradScaler unscales what is in .grad before step(), so call backward "
+                    "first and leave the closure out. A method that needs one (SASG) does not work under a GradScaler."
+                )
             value = self._scaled_step(loss, grad_scaler) if scaled else self._steps.step(self._narrowed(closure), loss)
             self._end_common_step()
         self._counters.end_step(self._run.counts, value if loss is None else loss, self._lost_norms())
@@ -263,20 +271,17 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
 
     def _scaled_step(self, loss: Any, scaler: Any) -> Any:
         steps = self._steps
-        self._replica.scaled = True
-        try:
+        with self._replica.under_scaler():
             if self._overlap is not None and isinstance(steps, GradientSteps):
-                # Under way since backward, and so scaled.
-                self._exchange_early(steps)
+                # Under way since backward.
+                steps.ahead()
             exchanged = isinstance(steps, GradientSteps) and steps.synchronized
-            self._residual_scale.learn(scaler, exchanged_scaled=exchanged)
+            self._loss_scale.learn(scaler, exchanged_scaled=exchanged)
             overflown = unscale(scaler, self)
             if isinstance(steps, GradientSteps) and steps.synchronized:
                 # What came of the exchange is the same on all ranks, and so is what the scaler has found in it.
                 steps.skipping |= overflown
             value = steps.step(None, loss)
-        finally:
-            self._replica.scaled = False
         tell(scaler, self, steps.skipped)
         return value
 
@@ -297,13 +302,9 @@ class DistributedOptimizer(Participant, torch.optim.Optimizer):
         """Exchange the gradients now, so that they can be looked at or clipped before step(). For gradient methods."""
         if not isinstance(self._steps, GradientSteps):
             raise SettingError(f"synchronize(): {type(self.method).__name__} does not exchange gradients")
-        with self._counters.counting(), self._replica.float32(keep_gradients=True):
-            self._exchange_early(self._steps)
-
-    def _exchange_early(self, steps: GradientSteps) -> None:
-        if not steps.synchronized:
-            steps.rescale(self._residual_scale.factor())
-        steps.ahead()
+        scaled = self._replica.under_scaler(self._loss_scale.scaler is not None)
+        with scaled, self._counters.counting(), self._replica.float32(keep_gradients=True):
+            self._steps.ahead()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -270,8 +270,6 @@ class Attached(Participant):
         buffer = bucket.buffer()
         future: Any = torch.futures.Future(devices=[] if buffer.is_cpu else [buffer.device])
         self._handed.append((buffer, future))
-        if self._scale != 1:
-            buffer.div_(self._scale)
         gradients = {
             self._names[id(parameter)]: _laid_out_like(parameter, gradient)
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
@@ -280,7 +278,7 @@ class Attached(Participant):
         if self._buckets is not None:
             with self._driver.lock, self._counters.counting():
                 # DDP hands over the same buckets in the same order on all ranks.
-                self._buckets.start(gradients.items(), in_order=True)
+                self._buckets.start(gradients.items(), in_order=True, scale=self._scale)
             if not bucket.is_last():
                 self._driver.start()
         if bucket.is_last():
@@ -313,13 +311,11 @@ class Attached(Participant):
             # A rank without data, under DDP's join, takes part outside of any backward, with an earlier model.
             active=torch_private.backward_id() is not None,
             buckets=None if self._buckets is None else self._buckets.finish,
+            scale=self._scale,
         )
         for name, gradient in made.items():
             gradients[name].copy_(gradient)
         for buffer, future in self._handed:
-            if self._scale != 1:
-                # The user's scaler takes them for scaled.
-                buffer.mul_(self._scale)
             if not buffer.is_cpu:
                 buffers.synchronize(buffer)
             future.set_result(buffer)

@@ -38,7 +38,7 @@ from hpctk.methods.mean import Mean
 from hpctk.torch_private import is_unscaled
 from hpctk.ways_in import handshake
 from hpctk.ways_in.counters import Counters, Stats, StatsLike, kept_loss, wanted
-from hpctk.ways_in.grad_scaler import ResidualScale, let_step_take_scaler, tell, unscale
+from hpctk.ways_in.grad_scaler import LossScale, let_step_take_scaler, tell, unscale
 from hpctk.ways_in.gradient_exchange import exchange_gradients
 from hpctk.ways_in.overlap import release
 from hpctk.ways_in.participant import Participant, averaged_model
@@ -74,6 +74,9 @@ class Compression(Participant, ReadyMade):
         torch.amp.GradScaler, under which such steps are skipped on all ranks in any case.
     check_every : int
         Steps between two looks whether the replicas have drifted apart; 0 for never.
+    grad_scaler : torch.amp.GradScaler, optional
+        The one that scales the loss, with `attach`: what travels, and what residuals hold, is then unscaled from the
+        first step on; where not given, once a step() has told which one it is.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Compression(Participant, ReadyMade):
         stats: StatsLike = None,
         on_bad_gradient: str = "raise",
         check_every: int = 100,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self._hvd = horovod()
         self.method = Mean(method) if isinstance(method, Compressor) else method
@@ -110,6 +114,7 @@ class Compression(Participant, ReadyMade):
             ("check_every", check_every),
             ("schedule", schedule),
             ("on_bad_gradient", on_bad_gradient),
+            ("grad_scaler", grad_scaler is not None),
             *self.method.settings().items(),
         ]
         items += [(name, f"{p.dtype} {tuple(p.shape)}") for name, p in trained.items()]
@@ -132,7 +137,8 @@ class Compression(Participant, ReadyMade):
         self._error: HpctkError | None = None
         #: Whether the last step was not applied because a gradient was bad.
         self._skipped = False
-        self._residual_scale: ResidualScale | None = None
+        self._grad_scaler = grad_scaler
+        self._loss_scale: LossScale | None = None
 
     def _end_round(self) -> None:
         """Let go of the gradients: Horovod has them all back."""
@@ -163,7 +169,7 @@ class Compression(Participant, ReadyMade):
         if isinstance(self.method, LocalStepMethod):
             replica.hold_masters(optimizer)
         self._attachment = Attachment(optimizer, self._act, lambda: self._arrivals.count)
-        self._residual_scale = ResidualScale(optimizer)
+        self._loss_scale = LossScale(optimizer, self._grad_scaler)
         step = optimizer.step
 
         def scaled_step(closure: Any, scaler: Any) -> Any:
@@ -179,8 +185,9 @@ class Compression(Participant, ReadyMade):
         finds; what it has found before is this rank's own affair, and the exchange tells the others.
         """
         replica = self._replica
-        replica.scaled = True
-        try:
+        if self._loss_scale is not None:
+            self._loss_scale.learn(scaler, exchanged_scaled=optimizer._synchronized)
+        with replica.under_scaler():
             if not is_unscaled(scaler, optimizer):
                 optimizer.synchronize()
             synchronized = optimizer._synchronized
@@ -189,14 +196,10 @@ class Compression(Participant, ReadyMade):
                     "scaler.unscale_(opt) before opt.synchronize(): Horovod has copied sparse gradients as they were. "
                     "Call opt.synchronize() first, and step inside opt.skip_synchronize()."
                 )
-            if self._residual_scale is not None:
-                self._residual_scale.learn(scaler, exchanged_scaled=synchronized)
             overflown = unscale(scaler, optimizer)
             self._skipping |= overflown and synchronized and self.method.kind == "gradient"
             with optimizer.skip_synchronize() if synchronized else nullcontext():
                 value = step()
-        finally:
-            replica.scaled = False
         tell(scaler, optimizer, self._skipped)
         return value
 
@@ -261,12 +264,11 @@ class Compression(Participant, ReadyMade):
     def _exchange(self, factor: int = 1) -> None:
         run = cast(GradientRun, self._begun())
         summing = sum_run(self.method, self._replica) if factor > 1 else None
-        if self._residual_scale is not None:
-            scale = self._residual_scale.factor()
-            if scale != 1:
-                run.rescale(scale)
-        with self._counters.counting():
-            status, made = exchange_gradients(summing or run, self._gradients, self._groups)
+        scale, known = 1.0, False
+        if self._loss_scale is not None:
+            scale, known = self._loss_scale.begin_exchange(run), self._loss_scale.scaler is not None
+        with self._replica.under_scaler(known), self._counters.counting():
+            status, made = exchange_gradients(summing or run, self._gradients, self._groups, scale=scale)
             wide = {**self._kept, **made}
             if summing is not None:
                 run.counts.update(summing.counts)

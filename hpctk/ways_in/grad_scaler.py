@@ -16,6 +16,7 @@ from weakref import ref
 
 import torch
 
+from hpctk.methods.core.run import GradientRun
 from hpctk.torch_private import is_unscaled, scale_device, scaler_state
 
 # torch would rather hand over two tensors, through which nothing can be told to the scaler.
@@ -30,35 +31,54 @@ def unscale(scaler: Any, optimizer: torch.optim.Optimizer) -> bool:
     return any(bool(one) for one in found.values())
 
 
-class ResidualScale:
-    """The scale that a method's residuals are in, where gradients are exchanged before they are unscaled.
+class LossScale:
+    """The scale that gradients are in when they are exchanged before the scaler has unscaled them.
+
+    They are divided by it to travel, so that residuals are in units of the gradient, and what comes of them is
+    multiplied by it again, for the scaler to unscale. Without `scaler` it is known from the first step() on.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
         As the scaler knows it.
+    scaler : torch.amp.GradScaler, optional
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         self._optimizer = ref(optimizer)
-        self._scaler: ref[Any] | None = None
-        self._scale = 1.0
+        self._scaler = ref(scaler) if scaler is not None and scaler.is_enabled() else None
+        self._residuals = 1.0
 
-    def factor(self) -> float:
-        """Return what residuals are to be multiplied by before the next exchange: 1 where no scaler is known. Local."""
-        before, self._scale = self._scale, self._now()
-        return self._scale / before
+    @property
+    def scaler(self) -> Any:
+        """The scaler, None where none is known."""
+        return None if self._scaler is None else self._scaler()
+
+    def unscale_residuals(self, run: GradientRun) -> None:
+        """Bring residuals that are still in the scale of the first exchange to units of the gradient. Local.
+
+        Nobody knew then that it was scaled. Before the next exchange.
+        """
+        factor, self._residuals = self._residuals, 1.0
+        if factor != 1:
+            run.rescale(factor)
+
+    def begin_exchange(self, run: GradientRun) -> float:
+        """Return what the gradients in `.grad` are multiplied by, with residuals that fit once they are not. Local."""
+        self.unscale_residuals(run)
+        return self.now()
 
     def learn(self, scaler: Any, *, exchanged_scaled: bool) -> None:
         """Take note of the scaler of a step, and whether what was exchanged in it was still scaled. Local."""
         if self._scaler is None:
-            # Until now nobody knew: what the first exchange left behind is in this scale.
             self._scaler = ref(scaler)
-            self._scale = float(scaler.get_scale()) if exchanged_scaled else 1.0
+            if exchanged_scaled:
+                # Until now nobody knew: what the first exchange has left behind is in this scale.
+                self._residuals = 1 / float(scaler.get_scale())
 
-    def _now(self) -> float:
-        scaler = None if self._scaler is None else self._scaler()
-        optimizer = self._optimizer()
+    def now(self) -> float:
+        """Return what the gradients in `.grad` are multiplied by; 1 where no scaler is known. Local."""
+        scaler, optimizer = self.scaler, self._optimizer()
         if scaler is None or optimizer is None or is_unscaled(scaler, optimizer):
             return 1.0
         return float(scaler.get_scale())

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from hpctk import torch_private
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.compressors.core import finite
 from hpctk.methods.core.replica import Gradients, Replica
@@ -33,6 +34,7 @@ def exchange_gradients(
     active: bool = True,
     buckets: FinishBuckets | None = None,
     spares: Spares | None = None,
+    scale: float = 1.0,
 ) -> tuple[StepStatus, dict[str, torch.Tensor]]:
     """Prepare, exchange and commit the gradients of a step. Collective over the communicator. In place.
 
@@ -50,6 +52,8 @@ def exchange_gradients(
     spares : Spares, optional
         Where a rank may be lost meanwhile: the gradients stay as they are, and nothing is committed. The caller does
         so, and puts the result in their place, once it is known to count.
+    scale : float
+        Of the loss, where a GradScaler has not unscaled the gradients: they are divided by it meanwhile.
 
     Returns
     -------
@@ -61,11 +65,33 @@ def exchange_gradients(
     """
     found: list[torch.Tensor | None] = []
     wide: dict[str, torch.Tensor] = {}
+    made: dict[str, torch.Tensor] = {}
 
     def find() -> Gradients:
         found.extend(_widened(gradients(), run.replica, wide))
+        _unscale(found, run.replica, wide, scale)
         return found
 
+    try:
+        status, made = _exchange(run, find, found, wide, groups, active, buckets, spares)
+    finally:
+        if scale != 1:
+            held = {id(x): x for x in (*found, *made.values()) if x is not None}
+            torch_private.foreach_mul_(list(held.values()), scale)
+    return status, made
+
+
+def _exchange(
+    run: GradientRun,
+    find: Callable[[], Gradients],
+    found: list[torch.Tensor | None],
+    wide: dict[str, torch.Tensor],
+    groups: Sequence[Mapping[str, Any]],
+    active: bool,
+    buckets: FinishBuckets | None,
+    spares: Spares | None,
+) -> tuple[StepStatus, dict[str, torch.Tensor]]:
+    """Do what `exchange_gradients` does; `found` and `wide` are filled by `find`."""
     status = run.open_step(find, groups, active=active)
     if not status.active:
         return status, {}
@@ -101,6 +127,16 @@ def _widened(gradients: Gradients, replica: Replica, wide: dict[str, torch.Tenso
     rows = zip(replica.names, gradients, held, strict=True)
     wide.update((name, now) for name, was, now in rows if now is not None and now is not was)
     return held
+
+
+def _unscale(found: list[torch.Tensor | None], replica: Replica, wide: dict[str, torch.Tensor], scale: float) -> None:
+    """Divide gradients by the scale of the loss: in place, but for such with several elements in one place."""
+    if scale == 1:
+        return
+    for i, gradient in enumerate(found):
+        if gradient is not None and 0 in gradient.stride():
+            found[i] = wide[replica.names[i]] = gradient.clone(memory_format=torch.contiguous_format)
+    torch_private.foreach_div_([x for x in found if x is not None], scale)
 
 
 class Spares:
@@ -178,12 +214,16 @@ class Buckets:
             # Two for each: what is compressed, and what is not.
             self._lanes += self._engine.reserve(2 * (count - len(self._lanes)))[::2]
 
-    def start(self, gradients: Iterable[tuple[str, torch.Tensor]], *, in_order: bool = False) -> None:
-        """Let the next bucket leave. Collective over the communicator. Not in place."""
+    def start(
+        self, gradients: Iterable[tuple[str, torch.Tensor]], *, in_order: bool = False, scale: float = 1.0
+    ) -> None:
+        """Let the next bucket leave, divided by the loss's scale. Collective over the communicator. Not in place."""
         number = len(self._started)
         self.reserve(number + 1)
         # Nothing of a gradient that is bad: that it is, all ranks hear when the step is opened.
         wide = ((name, x.to(self._run.replica.dtype)) for name, x in gradients)
+        if scale != 1:
+            wide = ((name, x / scale) for name, x in wide)
         sent = {name: x if finite.all_finite(x) else torch.zeros_like(x) for name, x in wide}
         with self._engine.span(f"bucket {number}"):
             under_way = self._run.start_bucket(self._lanes[number], sent, in_order=in_order)

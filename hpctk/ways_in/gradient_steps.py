@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ class GradientSteps:
     base : torch.optim.Optimizer
     overlap : Overlap, optional
         Where gradients leave during backward.
+    scale : callable, optional
+        Called before gradients are exchanged ahead of the step: returns what they are multiplied by.
 
     Attributes
     ----------
@@ -35,8 +38,14 @@ class GradientSteps:
         Whether the last step was not applied because a gradient was bad.
     """
 
-    def __init__(self, run: GradientRun, base: torch.optim.Optimizer, overlap: Overlap | None = None) -> None:
-        self._run, self._replica, self._base, self._overlap = run, run.replica, base, overlap
+    def __init__(
+        self,
+        run: GradientRun,
+        base: torch.optim.Optimizer,
+        overlap: Overlap | None = None,
+        scale: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self._run, self._replica, self._base, self._overlap, self._scale = run, run.replica, base, overlap, scale
         self.synchronized = self.skipping = self.skipped = False
         #: Where ranks may be lost in an exchange.
         self._spares = Spares()
@@ -69,17 +78,12 @@ class GradientSteps:
         if self.synchronized:
             return
         self.forget()
-        self._exchange()
+        self._exchange(ahead=True)
         self._watches = [
             parameter.register_post_accumulate_grad_hook(self._begin_anew)
             for parameter in self._replica.own
             if parameter.requires_grad
         ]
-
-    def rescale(self, factor: float) -> None:
-        """Take what is left of earlier gradients for `factor` times as much. Local. In place."""
-        if factor != 1:
-            self._run.rescale(factor)
 
     def _begin_anew(self, parameter: torch.Tensor) -> None:
         self.synchronized = self.skipping = False
@@ -91,11 +95,17 @@ class GradientSteps:
             watch.remove()
         self._watches.clear()
 
-    def _exchange(self, *, active: bool = True) -> bool:
+    def _exchange(self, *, active: bool = True, ahead: bool = False) -> bool:
         """Exchange the gradients; return whether any rank has data. Collective over the communicator."""
         replica, overlap, survival = self._replica, self._overlap, self._replica.survival
         if overlap is not None:
             overlap.check_unchanged()
+        scale = 1.0
+        if active and overlap is not None:
+            # That in which buckets have left.
+            scale = overlap.scale()
+        elif active and ahead:
+            scale = self._scale()
 
         def exchange() -> tuple[StepStatus, dict[str, torch.Tensor]]:
             buckets = overlap.finish if overlap is not None and overlap.meet() else None
@@ -106,6 +116,7 @@ class GradientSteps:
                 active=active,
                 buckets=buckets,
                 spares=None if survival is None else self._spares,
+                scale=scale,
             )
 
         status, made = replica.together(exchange, self._keep)

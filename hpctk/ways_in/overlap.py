@@ -48,7 +48,7 @@ class Overlap:
     counting : callable
         Returns a context in which collectives are counted for the optimizer.
     before : callable
-        Called before the first bucket of a step leaves.
+        Called before the first bucket of a step leaves; returns what the gradients of this step are multiplied by.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Overlap:
         replica: Replica,
         buckets: Buckets,
         counting: Callable[[], AbstractContextManager[None]],
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._replica, self._buckets, self._counting, self._before = replica, buckets, counting, before
         self._members = _members(self._replica.own)
@@ -99,6 +99,13 @@ class Overlap:
         self._waiting = [len(bucket) for bucket in self._members]
         #: The gradients that have arrived, as they were.
         self._arrived: dict[int, tuple[torch.Tensor, int]] = {}
+        self._scale: float | None = None
+
+    def scale(self) -> float:
+        """Return what the gradients of this step are multiplied by; the same until they are exchanged. Local."""
+        if self._scale is None:
+            self._scale = self._before()
+        return self._scale
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -139,10 +146,8 @@ class Overlap:
 
     def _start(self) -> None:
         """Start the next bucket. Collective over the communicator."""
-        replica = self._replica
-        if not len(self._buckets):
-            self._before()
-        self._buckets.start((replica.names[i], self._sent(i)) for i in self._members[len(self._buckets)])
+        names, members = self._replica.names, self._members[len(self._buckets)]
+        self._buckets.start(((names[i], self._sent(i)) for i in members), scale=self.scale())
 
     def _sent(self, i: int) -> torch.Tensor:
         own = self._replica.own[i]

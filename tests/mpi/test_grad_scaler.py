@@ -1,5 +1,6 @@
 """torch.amp.GradScaler: all ranks skip the same steps and keep the same scale, whichever rank overflows."""
 
+import numpy as np
 import pytest
 import torch
 from scaled_training import METHODS, RECIPES, STEPS, assert_in_step, assert_the_same_at_any_scale, scaled_model
@@ -93,6 +94,76 @@ def test_residuals_follow_the_scale(world):
         return hpctk.DistributedOptimizer(base, method, model=model, on_bad_gradient="skip")
 
     assert_the_same_at_any_scale(world, make, RECIPES["synchronize"])
+
+
+@pytest.mark.parametrize("recipe", ["plain", "synchronize"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_given_the_scaler_what_travels_early_is_unscaled(world, overlap, recipe):
+    """A wire of float16, which saturates at 65504, sees unscaled gradients from the first step on."""
+    trained = []
+    for scale in (None, 2.0**4, 2.0**20):
+        model, base = scaled_model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=3, enabled=scale is not None)
+        opt = hpctk.DistributedOptimizer(
+            base, hpctk.Mean(hpctk.Half()), model=model, overlap=overlap, grad_scaler=scaler
+        )
+        for t in range(8):
+            opt.zero_grad()
+            scaler.scale(loss_of(model, world.rank, t)).backward()
+            RECIPES[recipe](scaler, opt, model)
+        trained.append(values(model))
+    for other in trained[1:]:
+        assert all((a == b).all() for a, b in zip(trained[0], other, strict=True))
+
+
+def test_loops_may_change_from_step_to_step(world):
+    """Residuals are in units of the gradient whichever loop made them: one that looks at norms now and then is one."""
+    trained = []
+    for scale in (None, 2.0**4, 2.0**20):
+        model, base = scaled_model(torch.float64)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, growth_interval=2, enabled=scale is not None)
+        opt = hpctk.DistributedOptimizer(base, hpctk.Mean(hpctk.TopK(0.4)), model=model)
+        for t in range(10):
+            opt.zero_grad()
+            scaler.scale(loss_of(model, world.rank, t)).backward()
+            RECIPES["plain" if t % 3 else "synchronize"](scaler, opt, model)
+        trained.append(values(model))
+    for other in trained[1:]:
+        assert all((a == b).all() for a, b in zip(trained[0], other, strict=True))
+
+
+def test_a_step_without_the_scaler_after_some_with_it(world):
+    """With overlap=True its buckets leave as if they were scaled, and come back as what they were."""
+    trained = []
+    for overlap in (False, True):
+        model, base = scaled_model(torch.float64)
+        opt = hpctk.DistributedOptimizer(base, hpctk.Mean(), model=model, overlap=overlap, schedule="ring")
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        for t in range(4):
+            opt.zero_grad()
+            loss = loss_of(model, world.rank, t)
+            if t < 2:
+                scaler.scale(loss).backward()
+                RECIPES["plain"](scaler, opt, model)
+            else:
+                loss.backward()
+                opt.step()
+        trained.append(values(model))
+    for one, other in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-14)
+
+
+def test_an_overflow_in_synchronize_is_no_error_under_a_scaler(world):
+    model, base = scaled_model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    opt = hpctk.DistributedOptimizer(base, hpctk.Mean(), model=model, grad_scaler=scaler)
+    before = values(model)
+    scaler.scale(loss_of(model, world.rank, 0)).backward()
+    if world.rank == world.size - 1:
+        model[0].weight.grad[0, 0] = float("inf")
+    RECIPES["synchronize"](scaler, opt, model)
+    assert scaler.get_scale() == 4.0
+    assert all((a == b).all() for a, b in zip(before, values(model), strict=True))
 
 
 def test_a_local_method_unscales_and_skips_by_itself(world):

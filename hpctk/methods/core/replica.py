@@ -127,6 +127,16 @@ class Replica:
         finally:
             self.masters.widen()
 
+    @contextmanager
+    def under_scaler(self, known: bool = True) -> Iterator[None]:
+        """Let a bad gradient be a GradScaler's affair, where one is known: all ranks skip its step. Local."""
+        before = self.scaled
+        self.scaled = before or known
+        try:
+            yield
+        finally:
+            self.scaled = before
+
     def together(
         self, attempt: Callable[[], T], keep: Callable[[], Undo] | None = None, apply: Callable[[T], None] | None = None
     ) -> T:
