@@ -25,7 +25,7 @@ from hpctk import torch_private
 from hpctk.collectives.engine.engine import counted
 from hpctk.collectives.tuning import auto
 from hpctk.comm.world import World, world
-from hpctk.errors import SettingError, TensorError
+from hpctk.errors import SettingError
 from hpctk.methods.core.method import Method
 from hpctk.methods.core.replica import Replica
 from hpctk.methods.ef21 import EF21
@@ -37,7 +37,13 @@ from hpctk.ways_in.gradient_exchange import exchange_gradients
 
 
 def attach(
-    model: torch.nn.Module, method: Method, mesh: DeviceMesh, *, replicate: str = "replicate", schedule: str = "auto"
+    model: torch.nn.Module,
+    method: Method,
+    mesh: DeviceMesh,
+    *,
+    replicate: str = "replicate",
+    schedule: str = "auto",
+    grad_scaler: torch.amp.GradScaler | None = None,
 ) -> Attached:
     """Let a method exchange gradients between the replicas of a model that FSDP2 has sharded.
 
@@ -55,6 +61,9 @@ def attach(
         The dimension along which replicas lie.
     schedule : str
         Of dense all-reduces: a name that `hpctk schedule list` shows, "torch" or "auto".
+    grad_scaler : torch.amp.GradScaler, optional
+        The one that scales the loss, ShardedGradScaler or not: what travels, and what residuals hold, is then
+        unscaled. Without it residuals stay in the scale that they were made in.
     """
     _check_mesh(mesh, replicate)
     here = world(mesh.get_group(replicate))
@@ -63,17 +72,25 @@ def attach(
         groups = dict(_sharded(model))
         _check_model(groups)
         auto.check(here, "allreduce", schedule)
-    settings: list[tuple[str, object]] = [("schedule", schedule), *method.settings().items()]
+    settings: list[tuple[str, object]] = [("schedule", schedule), ("grad_scaler", grad_scaler is not None)]
+    settings += method.settings().items()
     here.agree("hpctk.fsdp.attach", [*settings, *((f"module {name!r}", "sharded") for name in groups)])
-    return Attached(here, groups, checked, schedule)
+    return Attached(here, groups, checked, schedule, grad_scaler)
 
 
 class Attached:
     """A method at work between the replicas of a sharded model. Made by `attach`."""
 
-    def __init__(self, here: World, groups: Mapping[str, Any], method: Mean | EF21, schedule: str) -> None:
+    def __init__(
+        self,
+        here: World,
+        groups: Mapping[str, Any],
+        method: Mean | EF21,
+        schedule: str,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         self.method, self.world = method, here
-        self._schedule = schedule
+        self._schedule, self._grad_scaler = schedule, grad_scaler
         #: By module: what exchanges its row, made when its size is known.
         self._rows: dict[str, _Row] = {}
         self._early: dict[str, Any] = {}
@@ -92,8 +109,9 @@ class Attached:
             row = self._rows[name] = _Row(name, gradient, self.world, self.method, self._schedule)
             if name in self._early:
                 row.run.load_local_state(self._early.pop(name))
+        scale = 1.0 if self._grad_scaler is None else float(self._grad_scaler.get_scale())
         with counted(self.world, self._calls):
-            row.exchange(gradient)
+            row.exchange(gradient, scale)
 
     @property
     def stats(self) -> Stats:
@@ -129,8 +147,8 @@ class _Row:
         replica = Replica(here, [name], [stand_in], None, {}, schedule, "skip", 0)
         self.run, self.steps = method.begin(replica), 0
 
-    def exchange(self, gradient: torch.Tensor) -> None:
-        status, made = exchange_gradients(self.run, lambda: [gradient])
+    def exchange(self, gradient: torch.Tensor, scale: float) -> None:
+        status, made = exchange_gradients(self.run, lambda: [gradient], scale=scale)
         for result in made.values():
             gradient.copy_(result)
         if status.bad is not None:
@@ -161,8 +179,9 @@ def _check_method(method: Any) -> Mean | EF21:
     name = type(method).__name__
     if not isinstance(method, Mean | EF21):
         raise SettingError(
-            f"attach: {name} needs whole gradients, models or the optimizer, and a rank has its shards of them: only "
-            "Mean and EF21 work between sharded replicas, which go element by element"
+            f"attach: {name} needs whole gradients, models or the optimizer, and a rank has its shards of them, one "
+            "module's at a time, before the gradients of the others are there: only Mean and EF21 work between sharded "
+            "replicas, which go element by element"
         )
     if isinstance(method, Mean) and (method.clip is not None or method.unit_norm):
         given = "unit_norm=True" if method.unit_norm else f"clip={method.clip}"
@@ -191,8 +210,6 @@ def _check_model(groups: Mapping[str, Any]) -> None:
             if hook is not None:
                 raise SettingError(f"attach: {name} has an all-reduce hook already")
         for key, parameter in module.named_parameters():
-            if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
-                raise TensorError(
-                    f"attach: {key} of {name} is {parameter.dtype}: need float32 or float64 (half precision by "
-                    "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))"
-                )
+            if parameter.requires_grad:
+                # One by one: rows of different modules do not mix.
+                handshake.check_dtypes({key: parameter})
