@@ -429,6 +429,20 @@ def event_cases() -> list[Case]:
     ]
 
 
+def half_cases() -> list[Case]:
+    """Return parameters in half precision: float32 masters where the optimizer is hpctk's to ask."""
+    top_k, saef = hpctk.Mean(hpctk.TopK(0.3)), hpctk.SAEF(hpctk.TopK(0.3))
+    return [
+        Case("Mean bfloat16", hpctk.Mean(), dtype="bfloat16", steps=6),
+        Case("Mean TopK bfloat16", top_k, dtype="bfloat16"),
+        Case("Mean TopK bfloat16, resumed", top_k, MPI, dtype="bfloat16", steps=6, resumes="by all"),
+        Case("Mean overlapping, bfloat16", hpctk.Mean(), MPI, dtype="bfloat16", overlap=True),
+        Case("SAEF TopK bfloat16", saef, ATTACHED, dtype="bfloat16"),
+        Case("LocalSGD bfloat16", MODEL_METHODS["LocalSGD"], ATTACHED, dtype="bfloat16"),
+        Case("Mean TopK float16", top_k, MPI, dtype="float16"),
+    ]
+
+
 def _vector(rank: int, t: int, n: int = 200) -> torch.Tensor:
     return numbers(f"vector {rank} {t}", (n,))
 
@@ -497,6 +511,7 @@ CASES = by_name(
         *schedule_cases(),
         *overlap_cases(),
         *event_cases(),
+        *half_cases(),
         *collective_cases(),
     ]
 )

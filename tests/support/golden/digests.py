@@ -89,6 +89,9 @@ def _feed(digest: Any, thing: Any) -> None:
     elif isinstance(thing, list | tuple):
         _feed(digest, dict(enumerate(thing)))
     elif isinstance(thing, torch.Tensor | np.ndarray | np.generic):
+        if isinstance(thing, torch.Tensor) and thing.dtype == torch.bfloat16:
+            # numpy has no such dtype.
+            thing = thing.detach().view(torch.int16)
         array = np.asarray(thing.detach().cpu() if isinstance(thing, torch.Tensor) else thing)
         digest.update(f"{array.dtype.char}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())

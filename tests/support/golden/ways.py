@@ -261,7 +261,10 @@ def _resumed(way: str, case: Case, place: Place, job: Job | None, scheduler: Any
 
 def _base_state(job: Job) -> dict[str, Any]:
     names = {parameter: name for name, parameter in job.model.named_parameters()}
-    return {names[parameter]: dict(state) for parameter, state in job.optimizer.state.items()}
+    kept = {names[parameter]: dict(state) for parameter, state in job.optimizer.state.items()}
+    halves = any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in names)
+    # The masters, too.
+    return {**kept, "saved": job.optimizer.state_dict()["state"]} if halves else kept
 
 
 @contextmanager
