@@ -19,5 +19,6 @@ def assert_alike(task, name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_digits(world, name):
-    assert_alike(TASKS["digits"](), name)
+@pytest.mark.parametrize("task", TASKS)
+def test_losses_are_alike(world, task, name):
+    assert_alike(TASKS[task](), name)

@@ -1,6 +1,6 @@
 """One method on a task, in float32 and with parameters in bfloat16: the loss on held-out data in the end.
 
-./launch/mpirun -n 2 python -m mpi4py tests/support/half_comparison.py digits [STEPS]
+./launch/mpirun -n 2 python -m mpi4py tests/support/half_comparison.py digits|lstm [STEPS]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import hpctk
 from hpctk.comm.world import world
 from hpctk.tasks.digits import load
+from hpctk.tasks.lm import Reader, manual
 
 SEEDS = (0, 1, 2)
 METHODS = {
@@ -61,7 +62,34 @@ class Digits:
         return self.test.images, self.test.labels
 
 
-TASKS = {"digits": Digits}
+class Lstm:
+    """The language model of `hpctk train lm`, small: it predicts the next byte of CPython's manual."""
+
+    lr, momentum, steps = 0.5, 0.9, 60
+    window, held = 24, 64
+
+    def __init__(self) -> None:
+        text = torch.frombuffer(bytearray(manual()), dtype=torch.uint8).long()
+        n = (len(text) - 1) // self.window
+        starts = torch.arange(n).unsqueeze(1) * self.window
+        windows = text[starts + torch.arange(self.window + 1)]
+        self.train, self.test = windows[: -self.held], windows[-self.held :]
+
+    def model(self) -> torch.nn.Module:
+        """Return embedding, LSTM and scores."""
+        return Reader(32)
+
+    def batch(self, draws: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return random windows, and the byte after each of theirs."""
+        chosen = self.train[torch.randint(len(self.train), (8,), generator=draws)]
+        return chosen[:, :-1], chosen[:, 1:]
+
+    def held_out(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last windows."""
+        return self.test[:, :-1], self.test[:, 1:]
+
+
+TASKS = {"digits": Digits, "lstm": Lstm}
 
 
 def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
