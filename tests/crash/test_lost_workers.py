@@ -19,7 +19,7 @@ METHODS = {
     "DiLoCo": False, "EPISODE": False, "EASGD": False, "LSGD": False, "MGRAWA": False, "LGRAWA": False,
 }  # fmt: skip
 #: Kills at random, ranks of a job.
-KILLS, RANKS = (960, 9) if os.environ.get("HPCTK_FULL") else (50, 6)
+KILLS, RANKS = (960 if os.environ.get("HPCTK_FULL") else 48), 9
 #: Job -> (ranks, [(method, [(rank, step, during), ...]), ...]); ranks are numbered anew for every method.
 JOBS = {
     "at every point of a step": (
