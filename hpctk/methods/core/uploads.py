@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctk.collectives.compressed_mean import layout_of
 from hpctk.comm import buffers
 from hpctk.compressors import Compressor, Residuals
-from hpctk.compressors.core import sparse
+from hpctk.compressors.core import finite, sparse
+from hpctk.compressors.core.compressor import refuse
 from hpctk.compressors.core.packet import Packet
+from hpctk.kernels import many, rows
 from hpctk.kernels.packing import index_dtype
 from hpctk.methods.core.flat_buffer import FlatBuffer
 
@@ -36,13 +39,40 @@ class SparseUploads:
         self._compressor, self._room, self._residuals = compressor, room, residuals
         self._n, self._dtype = room.flat.numel(), buffers.dtype_of(room.flat).name
         self._picked: list[tuple[Any, Any]] = []
+        #: The sums of updates and residuals, one after the other, where elements were picked from all of them together.
+        self._sums: Any = None
         #: What the last upload counts: values and indices of 32 bits, as the authors count.
         self.bits = 0
 
     def pick(self, updates: Tensors) -> None:
         """Choose what is sent of each tensor and its residual; raise TensorError for one that is not finite."""
         pick, of = self._compressor.pick, self._residuals.of
+        self._sums = None
+        if self._pick_together(updates):
+            return
         self._picked = [pick(of(name, part), part, name) for name, part in updates.items()]
+
+    def _pick_together(self, updates: Tensors) -> bool:
+        """Do the same for all tensors by one kernel, where they are small: calls take longer than arithmetic there."""
+        if not self._compressor.takes_largest:
+            return False
+        layout = layout_of(self._compressor, updates)
+        kept = [self._residuals.of(name, part) for name, part in updates.items()]
+        if layout.excluded or len(layout.large) or not rows.are_rows([*kept, self._room.flat]):
+            return False
+        sums = torch.cat([each.view(-1) for each in kept]).add_(self._room.flat)
+        bad = finite.first_bad(sums)
+        if bad is not None:
+            which = int(np.searchsorted(layout.edges, bad, side="right")) - 1
+            refuse(bad - int(layout.edges[which]), int(layout.sizes[which]), layout.chosen[which])
+        self._sums = sums.numpy()
+        indices = np.empty(int(layout.places[-1]), index_dtype(self._n))
+        values = np.empty(len(indices), self._sums.dtype)
+        addresses = self._sums.ctypes.data + layout.edges[:-1] * self._sums.itemsize
+        alone = np.zeros_like(addresses)
+        many.take_largest(alone, addresses, layout.edges, layout.small, layout.counts, layout.places, indices, values)
+        self._picked = [(indices, values)]
+        return True
 
     def write(self) -> Any:
         """Return what was picked, as bytes."""
@@ -56,6 +86,12 @@ class SparseUploads:
 
     def take_out(self, updates: Tensors) -> None:
         """Let the rest of update and residual become the residual, in place."""
+        if self._sums is not None:
+            kept = [self._residuals.of(name, part) for name, part in updates.items()]
+            self._sums[self._picked[0][0]] = 0
+            rows.scatter(self._sums, kept, layout_of(self._compressor, updates).edges)
+            self._sums, self._picked = None, []
+            return
         for (name, part), (found, _) in zip(updates.items(), self._picked, strict=True):
             self._compressor.take_out(part, self._residuals.of(name, part), found)
         self._picked = []
