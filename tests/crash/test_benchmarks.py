@@ -45,7 +45,7 @@ PAPERS = {
     "celgc": ["naive clipping, rate 4", "CELGC, period 2, rate 4"],
     "defaults": ["text: mean, rate x1", "text: AdaCons unit, rate x1"],
 }
-#: Where those one folder down find what benchmarks share. A rank may need long to read data where others use the cores, too.
+#: Where those one folder down find what benchmarks share. A rank may need long to read its data on a busy machine.
 SHARED = {"PYTHONPATH": f"{ROOT}/benchmarks:{ROOT}/benchmarks/paper", "HPCTK_TIMEOUT_S": "120"}
 
 

@@ -58,7 +58,27 @@ class Finder:
         module.ready = True
 
 
+class Meta:
+    """Finds an empty module for what tensors without values need."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "torch._meta_registrations":
+            return None
+        sys.meta_path.remove(cls)
+        return ModuleSpec(name, cls)
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @staticmethod
+    def exec_module(module):
+        """Import the one thing of it that a Generator waits for."""
+        importlib.import_module("torch._prims.rng_prims")
+
+
 sys.meta_path.insert(0, Finder)
 if "QUICK_START_LEAN" in os.environ:
     sys.modules["numba"] = None
-    sys.modules["torch._meta_registrations"] = ModuleType("torch._meta_registrations")
+    sys.meta_path.insert(0, Meta)
