@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpctk.cli.core.table import bytes_text, seconds_text, table
+from hpctk.cli.core.table import bytes_text, seconds_text, table, wrapped
 from hpctk.comm import environment, launcher
 from hpctk.errors import SettingError
 
@@ -219,15 +219,15 @@ def answer(options: argparse.Namespace, question: Question, scales: Sequence[int
         parts.insert(2, scale_table(curve))
     if options.plot is not None:
         parts.append(f"drawn in {options.plot}")
-    parts.append("Not known here:\n" + "\n".join(f"- {line}" for line in UNKNOWN))
+    parts.append("Not known here:\n" + "\n".join(wrapped(f"- {line}", "  ") for line in UNKNOWN))
     if seen is not None:
-        parts.append(f"Measured nearest to this: {seen.text}")
+        parts.append(wrapped(f"Measured nearest to this: {seen.text}"))
     return "\n\n".join(parts)
 
 
 def heading(question: Question, source: str) -> str:
-    """Return what was asked, in one line."""
-    return (
+    """Return what was asked."""
+    return wrapped(
         f"{question.params:,} parameters ({bytes_text(question.dense_bytes)}), {seconds_text(question.step_s)} a step "
         f"alone, {question.ranks} ranks, {question.per_node} on a node; network: {source}"
     )
@@ -263,7 +263,7 @@ def scale_table(curve: Mapping[int, Sequence[Prediction]]) -> str:
 def advised(advice: Advice) -> str:
     """Return the recommendation, its code and its reasons."""
     lines = [f"Take: {advice.verdict}", "", *(f"    {line}" for line in advice.choice.code.split("; ")), ""]
-    return "\n".join([*lines, "because", *(f"- {reason}" for reason in advice.reasons)])
+    return "\n".join([*lines, "because", *(wrapped(f"- {reason}", "  ") for reason in advice.reasons)])
 
 
 def picture(target: Path, curve: Mapping[int, Sequence[Prediction]], question: Question) -> None:

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from hpctk.cli.core.table import bytes_text, seconds_text, table
+from hpctk.cli.core.table import bytes_text, seconds_text, table, wrapped
 from hpctk.comm import environment
 from hpctk.errors import SettingError
 
@@ -110,7 +110,7 @@ def priced(options: argparse.Namespace) -> str:
         origin = f"figures measured on nodes of {list(known.layout)} ranks: {source}"
     head = f"{options.kind} of {bytes_text(options.bytes)} on {options.ranks} ranks, {options.per_node} on a node"
     columns = ["schedule", "rounds", "sent per rank", "one after the other", "predicted"]
-    return f"{head}; {origin}\n\n{table(columns, rows)}"
+    return f"{wrapped(f'{head}; {origin}')}\n\n{table(columns, rows)}"
 
 
 def prices(known: Calibration, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctk.cli.core import task_options
 from hpctk.cli.core.progress import Progress
-from hpctk.cli.core.table import bytes_text, results_table
+from hpctk.cli.core.table import bytes_text, results_table, wrapped
 from hpctk.comm import environment
 from hpctk.errors import SettingError
 from hpctk.tasks import TASKS, task_class
@@ -198,15 +198,16 @@ def _drawn(whole: dict[str, Any], target: Path) -> str:
 
 
 def listed() -> str:
-    """Return all methods with their settings, one line each, and how compressors are written."""
+    """Return all methods with their settings, and how compressors are written."""
     from hpctk.compressors import forms
     from hpctk.settings import rows, settings_of
     from hpctk.tasks.core.recipes import classes
 
     lines = []
     for name, kind in classes().items():
-        lines.append(f"{name:<10} {kind.summary}")
+        lines.append(wrapped(f"{name:<10} {kind.summary}", " " * 11))
         for setting, values, default, meaning in rows(settings_of(kind)):
-            lines.append(f"    {setting}: {values} [{default or 'to be given'}]; {meaning}")
+            lines.append(wrapped(f"    {setting}: {values} [{default or 'to be given'}]; {meaning}", " " * 8))
     lines.append(f"{'all':<10} mean and the five methods, one after the other")
-    return "\n".join(lines) + f"\n\nCompressors: {', '.join(forms())}; mean:COMPRESSOR is averaging with one"
+    lines += ["", wrapped(f"Compressors: {', '.join(forms())}; mean:COMPRESSOR is averaging with one")]
+    return "\n".join(lines)

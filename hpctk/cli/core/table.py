@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctk.stats.report.numbers import bytes_text as bytes_text
 from hpctk.stats.report.numbers import seconds_text as seconds_text
+
+#: As wide as a terminal is at least.
+WIDTH = 80
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return a text of one line in lines of at most 80 columns; `indent` before all but the first."""
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

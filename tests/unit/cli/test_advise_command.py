@@ -27,6 +27,14 @@ def test_table_recommendation_and_what_is_not_known(capsys):
     assert "do not compress here" in output(capsys, *JOB, "--rate", "100gbit")
 
 
+def test_what_is_said_beside_the_table_fits_a_terminal(capsys):
+    text = output(capsys, *JOB, "--rate", "1gbit")
+    said = text[: text.index("\nmethod ")] + text[text.index("\nTake: ") :]
+    assert "Measured nearest to this" in said
+    # All but the code, which is to be pasted.
+    assert [line for line in said.splitlines() if len(line) > 80 and not line.startswith("    ")] == []
+
+
 def test_the_shell_of_an_allocation_is_no_rank(capsys, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_NTASKS", "4")

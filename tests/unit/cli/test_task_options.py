@@ -62,6 +62,7 @@ def test_all_methods_are_listed(capsys):
     shown = capsys.readouterr().out
     for word in ("adacons", "sasg", "saef", "lgrawa", "celgc", "lsgd", "topk:DENSITY"):
         assert word in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "it's", 'a"b$HOME`c', "-x*"])
