@@ -115,6 +115,14 @@ def test_the_module_sets_what_a_job_needs():
     )
 
 
+def test_the_versions_of_python_that_are_claimed_are_tested():
+    claimed = re.findall(r":: Python :: (3\.\d+)$", text("setup.cfg"), re.MULTILINE)
+    stage = re.search(r"for version in (.*); do", text("launch", "test"))[1].split()
+    assert claimed[0] == "3.11"
+    assert set(claimed[1:]) <= set(stage)
+    assert f"tested with {' and '.join(claimed)}" in text("docs", "install.md").replace(", ", " and ")
+
+
 def test_what_is_pinned_runs_on_every_release_of_python_3_11():
     """Distributions keep the one they began with: Debian 12 has 3.11.2, for which soupsieve 4 is too new."""
     looked_at = []
