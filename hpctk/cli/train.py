@@ -93,7 +93,10 @@ def run(options: argparse.Namespace) -> int:
 def check_writable(options: argparse.Namespace) -> None:
     """Raise SettingError where the result, or the picture, cannot be written where it is to go."""
     for option, path in (("--json", options.json), ("--picture", options.picture)):
-        if path is not None and not os.access(path.parent, os.W_OK | os.X_OK):
+        # The folder of the run is made later.
+        if path is None or (options.folder is not None and path.parent == Path(options.folder)):
+            continue
+        if not os.access(path.parent, os.W_OK | os.X_OK):
             raise SettingError(f"{option} {path}: {path.parent} is no folder that can be written to")
 
 

@@ -52,6 +52,14 @@ def test_short_floats_are_summed_in_float32(world, schedule, dtype):
     assert torch.equal(result.float(), wanted.float())
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_means_of_short_floats_are_the_same_on_all_ranks(world, schedule, dtype):
+    """A rank that is sent the sum gets it rounded, and must not come to another mean than the one that made it."""
+    result = allreduce(torch.from_numpy(values_of(world.rank, 3001)).to(dtype), op="mean", schedule=schedule)
+    world.agree("a mean", [("bits", result.view(torch.int16).numpy().tobytes().hex())])
+
+
 def test_bfloat16_is_rounded_once_by_rotation(world):
     mine = torch.from_numpy(values_of(world.rank, 5000)).bfloat16()
     everyone = [torch.from_numpy(row).bfloat16().float() for row in all_values(world, 5000)]

@@ -95,10 +95,11 @@ class Widened(InPlace):
         self._combine(own, narrow.view(self._flat.dtype).float(), out=own)
 
     def finish(self) -> None:
-        """Divide a sum into its mean, and round what has not been rounded yet."""
-        if self._divisor > 1:
-            self._wide /= self._divisor
+        """Round what has not been rounded yet, and divide a sum into its mean."""
         self._flat.copy_(self._wide)
+        if self._divisor > 1:
+            # Not the sum before it is rounded: ranks that were sent it would come to another mean.
+            self._flat.copy_(self._flat.float() / self._divisor)
 
 
 def elements(flat: Any, dtype: Dtype, op: str, size: int = 1) -> InPlace:
