@@ -16,6 +16,7 @@ messages, `--help`, docstrings and the tables of docs/settings.md are made from 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -249,12 +250,12 @@ def check(owner: Any) -> dict[str, Any]:
 
 def documented(kind: type[T]) -> type[T]:
     """Add the settings of a dataclass to its docstring."""
-    lines = ["", "", "Parameters", "----------"]
+    # Without the indentation of the class's body, which Python itself takes off since 3.13.
+    lines = [inspect.cleandoc(kind.__doc__ or ""), "", "Parameters", "----------"]
     for name, one in settings_of(kind).items():
         default = f", by default {one.default_text}" if one.default_text else ""
         lines += [f"{name} : {one.values}{default}", f"    {one.meaning[0].upper()}{one.meaning[1:]}."]
-    # The docstring's own lines are indented as the class's body is.
-    kind.__doc__ = (kind.__doc__ or "").rstrip() + "\n    ".join(lines).rstrip(" ") + "\n    "
+    kind.__doc__ = "\n".join(lines) + "\n"
     return kind
 
 
