@@ -115,29 +115,37 @@ def read(file: Any, *path: str) -> Any:
     try:
         node = json.loads(file[STRUCTURE][...].tobytes())
         for key in path:
-            node = {str(name): x for name, x in node["dict"]}[key]
+            node = {str(name): x for name, x in _parts(node["dict"])}[key]
         return _decoded(file, node)
     except (KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError, RuntimeError) as error:
         raise HpctkError(f"what it holds cannot be read ({type(error).__name__}: {error})") from None
 
 
 def _decoded(file: Any, node: Any) -> Any:
+    if isinstance(node, list):
+        raise ValueError("a list that is not said to be one")
     if not isinstance(node, dict):
         return node
     (kind, value), *more = node.items()
     if more and kind != "tensor":
         raise ValueError(f"{len(node)} entries where one kind is wanted")
     if kind in ("dict", "counter"):
-        items = {key: _decoded(file, x) for key, x in value}
+        items = {key: _decoded(file, x) for key, x in _parts(value)}
         return Counter(items) if kind == "counter" else items
     if kind in ("list", "tuple"):
-        parts = [_decoded(file, x) for x in value]
+        parts = [_decoded(file, x) for x in _parts(value)]
         return tuple(parts) if kind == "tuple" else parts
     if kind == "array":
         return file[value][...]
     if kind == "tensor":
         return _laid_out(_tensor(file[value]), node.get("stride"))
     raise ValueError(f"unknown kind {kind!r}")
+
+
+def _parts(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{type(value).__name__} where a list is wanted")
+    return value
 
 
 def _tensor(dataset: Any) -> torch.Tensor:

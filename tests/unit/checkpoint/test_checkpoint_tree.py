@@ -162,6 +162,8 @@ def test_what_cannot_be_kept_is_named(value, wanted):
         b'{"tensor": "structure"}', b'{"tensor": 5}', b'{"a": 1, "b": 2}', b'{"list": ' * 3000 + b"1" + b"}" * 3000,
         b'{"dict": [[[], 1]]}', b'{"tensor": "t", "stride": [5]}', b'{"tensor": "t", "stride": [-1]}',
         b'{"tensor": "t", "stride": "x"}', b'{"tensor": "t", "stride": [1, 1]}', b'{"list": [], "stride": [1]}',
+        b'{"list": ["", ' * 3000 + b"1" + b"]}" * 3000, b'{"list": {"list": 1}}', b'{"list": "ab"}', b"[1]",
+        b'{"dict": {"ab": 1}}',
     ],
 )  # fmt: skip
 def test_a_hostile_structure_is_an_error(structure):
