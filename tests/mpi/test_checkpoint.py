@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import torch_offers
 from restarts import METHODS, Job, Net
 
 import hpctk
@@ -328,7 +329,7 @@ def test_fused_optimizers_find_their_momenta(world, shared):
     def made():
         torch.manual_seed(3)
         model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-        base = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        base = torch_offers.optimizer("AdamW", model.parameters(), lr=0.01, fused=True)
         return model, hpctk.DistributedOptimizer(base, hpctk.Mean(), model=model)
 
     def train(model, opt, steps):

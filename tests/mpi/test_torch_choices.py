@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch_offers
 from methods_driver import assert_same_bits
 from torch import nn
 from training import values
@@ -21,9 +22,9 @@ def tied():
 
 
 CASES = {
-    "SGD fused": (plain, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)),
+    "SGD fused": (plain, lambda p: torch_offers.optimizer("SGD", p, lr=0.1, momentum=0.9, fused=True)),
     "AdamW foreach": (plain, lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True)),
-    "Adafactor": (plain, lambda p: torch.optim.Adafactor(p, lr=0.01)),
+    "Adafactor": (plain, lambda p: torch_offers.optimizer("Adafactor", p, lr=0.01)),
     "compiled": (lambda: torch.compile(plain(), backend="eager"), lambda p: torch.optim.SGD(p, lr=0.1)),
     "tied weights": (tied, lambda p: torch.optim.SGD(p, lr=0.1)),
 }

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+import torch_offers
 from torch import nn
 
 import hpctk
@@ -54,11 +55,11 @@ MODELS = {
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "SGD foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
-    "SGD fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "SGD fused": lambda p: torch_offers.optimizer("SGD", p, lr=0.1, momentum=0.9, fused=True),
     "AdamW foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
-    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
-    "Muon": lambda p: torch.optim.Muon(p, lr=0.01),
+    "AdamW fused": lambda p: torch_offers.optimizer("AdamW", p, lr=0.01, fused=True),
+    "Adafactor": lambda p: torch_offers.optimizer("Adafactor", p, lr=0.01),
+    "Muon": lambda p: torch_offers.optimizer("Muon", p, lr=0.01),
     "groups": lambda p: torch.optim.SGD([{"params": [x], "lr": 0.1 / (i + 1)} for i, x in enumerate(p)], lr=0.1),
 }
 METHODS = {"Mean": hpctk.Mean, "LocalSGD": lambda: hpctk.LocalSGD(2)}
