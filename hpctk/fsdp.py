@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from hpctk import torch_private
 from hpctk.collectives.engine.engine import counted
@@ -34,6 +33,11 @@ from hpctk.telemetry.recorder import Counter as Calls
 from hpctk.ways_in import handshake
 from hpctk.ways_in.counters import Stats
 from hpctk.ways_in.gradient_exchange import exchange_gradients
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+except ImportError:
+    raise SettingError(f"hpctk.fsdp needs FSDP2 (fully_shard), which torch {torch.__version__} does not have") from None
 
 
 def attach(
