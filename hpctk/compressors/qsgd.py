@@ -28,6 +28,7 @@ from hpctk.compressors.core import arrays, draws
 from hpctk.compressors.core.compressor import Compressor, Shape, State, checked_pair, expect_length, is_plain, refuse
 from hpctk.compressors.core.packet import Packet
 from hpctk.errors import HpctkError
+from hpctk.kernels.in_order import add_pairwise
 from hpctk.settings import documented, setting
 
 #: Elements quantised together, at least one bucket: few enough for a core's cache. Each such block draws anew.
@@ -228,4 +229,4 @@ def _norms(values: Any, limit: float) -> Any:
     peaks = np.abs(values).max(1).astype(np.float64)
     scaled = values / np.where(peaks > 0, peaks, 1)[:, None]
     with np.errstate(over="ignore"):
-        return np.minimum(peaks * np.sqrt(np.square(scaled).sum(1)), limit)
+        return np.minimum(peaks * np.sqrt(add_pairwise(np.square(scaled))), limit)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctk.kernels.in_order import add_pairwise
 from hpctk.kernels.plain.ordered import PIECE
 from hpctk.kernels.plain.packing import _pack, _unpack
 
@@ -73,7 +74,7 @@ def _words_from(key: Array, counter: Array, first: int, count: int) -> Array:
 def _norms(totals: Array, limit: Any) -> Array:
     peaks = np.abs(totals).max(axis=1).astype(np.float64)
     scaled = totals / np.where(peaks > 0, peaks, 1.0)[:, None]
-    norms: Array = np.minimum(peaks * np.sqrt((scaled * scaled).sum(axis=1)), np.float64(limit))
+    norms: Array = np.minimum(peaks * np.sqrt(add_pairwise(scaled * scaled)), np.float64(limit))
     return norms
 
 
