@@ -32,7 +32,8 @@ class Machine:
     combine_byte_s : float
         Seconds to add one byte to another, as far as the engine cannot hide it.
     exchange_factor : float
-        How much slower bytes are while two ranks send to each other: 1 is full, 2 is half duplex.
+        How much slower bytes are while two ranks send to each other: 1 is full, 2 is half duplex. By default a little
+        more than 1: where backward goes on meanwhile, or ranks share cores, a ring is ahead for long messages.
     segment_bytes : int
         The size the engine cuts messages into. By default below the eager limit of Open MPI's TCP, so that two ranks
         that send to each other at once both get the full bandwidth, and long enough that the work per message does not
@@ -48,7 +49,7 @@ class Machine:
     message_s: float = 10e-6
     byte_s: float = 0.8e-9
     combine_byte_s: float = 0.1e-9
-    exchange_factor: float = 1.0
+    exchange_factor: float = 1.1
     segment_bytes: int = 61440
     local_latency_s: float = 5e-6
     local_byte_s: float = 0.2e-9

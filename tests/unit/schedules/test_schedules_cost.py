@@ -51,7 +51,8 @@ def test_local_figures_are_for_messages_inside_nodes() -> None:
 
 
 def test_exchange_factor_slows_pairs_only() -> None:
-    duplex, half = Machine(**{**FREE, "byte_s": 1.0}), Machine(**{**FREE, "byte_s": 1.0}, exchange_factor=2.0)
+    duplex = Machine(**{**FREE, "byte_s": 1.0}, exchange_factor=1.0)
+    half = Machine(**{**FREE, "byte_s": 1.0}, exchange_factor=2.0)
     pairs, circle = build("halving_doubling", "allreduce", 8), build("ring", "allreduce", 8)
     assert price(pairs, 800, half) == 2 * price(pairs, 800, duplex)
     assert price(circle, 800, half) == price(circle, 800, duplex)
