@@ -27,4 +27,5 @@ def add_pairwise(rows: NDArray[Any]) -> NDArray[Any]:
         sums: NDArray[Any] = rows.sum(1)
         return sums
     half = n // 2 - n // 2 % 8
-    return add_pairwise(rows[:, :half]) + add_pairwise(rows[:, half:])
+    joined: NDArray[Any] = add_pairwise(rows[:, :half]) + add_pairwise(rows[:, half:])
+    return joined
