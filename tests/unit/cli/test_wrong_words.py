@@ -99,11 +99,11 @@ def test_a_run_that_cannot_be_looked_at(folder, capsys):
 
 def test_a_file_that_is_forbidden(folder, monkeypatch, capsys):
     def refused(options):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/x.html")
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/kept/x.html")
 
     monkeypatch.setattr("hpctk.cli.schedule.run", refused)
     line, status = answer(["schedule", "list"], capsys)
-    assert line == "hpctk schedule: /root/x.html: Permission denied; give another path\n"
+    assert line == "hpctk schedule: /kept/x.html: Permission denied; give another path\n"
     assert status == 2
 
 
