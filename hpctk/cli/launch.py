@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,10 +93,20 @@ def main(name: str, words: Sequence[str]) -> int:
         print(shown(added, line, os.environ.get("PATH", "")))
         return 0
     try:
+        forget_namesake()
         os.execve(line[0], line, {**os.environ, **added})
     except OSError as error:
         print(f"hpctk {name}: cannot run {line[0]}: {error.strerror}", file=sys.stderr)
         return 126
+
+
+def forget_namesake() -> None:
+    """Remove what an mpirun that was killed has left in the folder that this process is going to use.
+
+    Open MPI 5 names that after the process, and ends with "The PMIx server's listener thread failed to start" where
+    an earlier one of the same number was killed.
+    """
+    shutil.rmtree(os.path.join(tempfile.gettempdir(), f"ompi.{os.getpid()}"), ignore_errors=True)
 
 
 def read(name: str, words: Sequence[str]) -> CommandLine:

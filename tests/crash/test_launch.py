@@ -230,3 +230,12 @@ def test_variables_arrive_on_another_host(script, tmp_path, typed):
     ended = wrapper("mpirun", *words, HPCTK_PROGRESS="lines")
     assert ended.code == 0, ended.output
     assert ended.output == f"lines {'3' if typed else None}\n"
+
+
+def test_what_a_killed_mpirun_of_the_same_number_has_left_is_no_obstacle(tmp_path):
+    """Open MPI 5 does not start where a folder named after its process is there already."""
+    left = 'mkdir "$TMPDIR/ompi.$$"; touch "$TMPDIR/ompi.$$/left"; LEFT=$TMPDIR/ompi.$$/left exec "$@"'
+    words = ["mpirun", "--plain", "-n", "1", "sh", "-c", 'test ! -e "$LEFT" && echo gone']
+    ended = run(["sh", "-c", left, "sh", sys.executable, "-m", "hpctk", *words], TMPDIR=str(tmp_path))
+    assert ended.code == 0, ended.output
+    assert "gone" in ended.output

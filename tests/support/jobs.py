@@ -50,7 +50,9 @@ def mpirun(ranks: int, *command: str, tolerant: bool = False) -> list[str]:
     # A test says itself what its ranks run under: some are about plain `python`.
     added, words = mpirun_job(typed, {}, root=os.geteuid() == 0, cores=1, plain=True)
     settings = [f"{name}={value}" for name, value in added.items()]
-    return ["env", *settings, str(Path(sys.executable).parent / "mpirun"), *words]
+    # An earlier one of the same process number that was killed has left a folder that keeps Open MPI 5 from starting.
+    fresh = 'rm -rf "${TMPDIR:-/tmp}/ompi.$$"; exec env "$@"'
+    return ["sh", "-c", fresh, "mpirun", *settings, str(Path(sys.executable).parent / "mpirun"), *words]
 
 
 def run(command: list[str], timeout_s: float = 60, cwd: Path = ROOT, **environ: str) -> Ended:
