@@ -26,6 +26,8 @@ def warm() -> None:
     many.gather(where, edges, values.copy())
     many.scatter(values.copy(), where, edges)
     many.largest(where, edges, select.INFINITY["f"], values)
+    first = np.zeros(1, np.int64)
+    many.take_largest(first, where, edges, first, np.array([8]), first, found, taken)
     updates.squared_distance(values, None)
     updates.squared_distance(values, values)
     updates.take_back(values, values.copy(), values.copy())
