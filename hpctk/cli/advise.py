@@ -1,8 +1,9 @@
 """Say what a training step will cost by every method on a network, and which to take: maybe none.
 
 The step on one rank is given, or measured by running a training script for 16 steps. The network is a rate, a file of
-`hpctk calibrate`, or, under mpirun, the ranks themselves: then network and methods are measured in about a minute.
-Without any of these it is the file that is in use, or the figures of an ordinary 10 Gbit/s cluster.
+`hpctk calibrate`, or, under mpirun, the ranks themselves: then network and methods are measured, which takes
+about a minute, longer on slow links. Without any of these it is the file that is in use, or the figures of an ordinary
+10 Gbit/s cluster.
 
 Examples:
   hpctk advise --params 25e6 --step-seconds 0.12 --ranks 16 --rate 1gbit
