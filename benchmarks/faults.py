@@ -174,14 +174,15 @@ class Job:
         self.output.close()
 
 
-def hail(name: str, kills: int, every: int, ranks: int, width: int, draws: random.Random) -> dict:
+def hail(name: str, kills: int, options: argparse.Namespace, draws: random.Random) -> dict:
     """Train by one method while ranks are killed; return its row."""
+    every = options.every
     seconds: list[float] = []
     useful = 0
     undisturbed: list[float] = []
     spent = 0.0
     while len(seconds) < kills:
-        job = Job(ranks, METHODS[name], width)
+        job = Job(options.ranks, METHODS[name], options.width)
         try:
             job.until("beginning", lambda job=job, n=every: all(len(job.steps(r)) > n for r in job.alive), BEGINS_S)
             undisturbed += step_s(job.steps(0)[2:])
@@ -192,6 +193,7 @@ def hail(name: str, kills: int, every: int, ranks: int, width: int, draws: rando
                 time.sleep(draws.uniform(0, 2 * every * median(undisturbed)))
                 killed = job.kill(chosen, draws.choice((0, 0.002, 0.01)) if number > 1 else 0)
                 seconds += [job.next_step_s(killed)] * number
+                print(f"bench: {name}: {len(seconds)} of {kills} killed", file=sys.stderr, flush=True)
             rank = min(job.alive)
             last = job.steps(rank)[-1]
             useful += last[0] - first[0]
@@ -237,7 +239,7 @@ def main() -> None:
     draws, rows = random.Random(options.seed), []
     for name in names:
         kills = max(1, -(-options.kills // len(names)))
-        row = hail(name, kills, options.every, options.ranks, options.width, draws)
+        row = hail(name, kills, options, draws)
         rows.append(row)
         print(
             f"{name:<12} {row['kills']:>4} kills  next step after {row['seconds']:.3f} s, "

@@ -19,6 +19,7 @@ from hpctk.collectives.engine.elements import elements
 from hpctk.collectives.engine.engine import Engine, engine_of
 from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.engine.plan_run import Run
+from hpctk.collectives.engine.shared_memory_run import SharedMemoryRun, summing
 from hpctk.collectives.tuning import auto
 from hpctk.collectives.tuning.learning import Trial
 from hpctk.comm import buffers
@@ -231,7 +232,9 @@ def _start_shared(
         if schedule == HIERARCHICAL:
             run = engine.start_hierarchical(window, here.nodes, flat, dtype, op)
         else:
-            run = engine.start_shared(window, flat, dtype, op, None if source is None else buffers.flatten(source))
+            sums = summing(window, flat, dtype, op, None if source is None else buffers.flatten(source))
+            run = SharedMemoryRun(window, sums, engine.traffic())
+            engine.start_shared(run, len(flat), dtype.itemsize)
         name = f"{schedule} allreduce of {len(flat)} elements"
 
         def is_done() -> bool:

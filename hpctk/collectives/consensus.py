@@ -14,17 +14,18 @@ the parts and the result, at most 2 copies of the gradient. Inner products are s
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpctk.collectives.consensus_groups import groups_within
 from hpctk.collectives.engine import consensus_weights
 from hpctk.collectives.engine.consensus_weights import ConsensusState
 from hpctk.collectives.engine.elements import InPlace
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.collectives.engine.fuse import describe, fuse, unfuse
+from hpctk.collectives.shared_consensus import SharedPart
 from hpctk.comm.collective import collective
 from hpctk.comm.world import World, world
 from hpctk.schedules import bounds, recursive_doubling, ring, rotation
@@ -32,10 +33,10 @@ from hpctk.schedules import bounds, recursive_doubling, ring, rotation
 if TYPE_CHECKING:
     from hpctk.comm.world import Comm
 
-#: Elements in one piece of the inner products: their float64 copies stay in the cache.
-PIECE = 8192
 #: The engine's segments that make one message where all ranks share a node's memory, in which messages cost most.
 NODE_SEGMENTS = 16
+#: From this many bytes ranks of one node exchange gradients through memory that they share.
+SHARED_FROM_BYTES = 2**20
 
 
 @collective
@@ -84,7 +85,11 @@ def aggregate_in_place(
     Collective over the communicator. In place. `groups` are the bounds of the groups of elements
     that share weights.
     """
-    part = Part(here, flat, groups, range(len(groups) - 1))
+    window = here.shared_window() if here.shares_memory and flat.nbytes >= SHARED_FROM_BYTES else None
+    if window is None:
+        part: Part | SharedPart = Part(here, flat, groups, range(len(groups) - 1))
+    else:
+        part = SharedPart(here, window, flat, groups)
     finish([part], len(groups) - 1, state, momentum, scale)
 
 
@@ -162,8 +167,17 @@ class Part:
         if self._waiting[lo] > 0:
             return
         for start, stop in self._segments(lo, hi):
-            pieces = shard_groups(self._groups, start, stop)
-            self._pieces[start] = partial_products(self.parts[:, start - self.lo : stop - self.lo], pieces)
+            self._pieces[start] = self._products_of(start, stop)
+
+    def _products_of(self, lo: int, hi: int) -> list[tuple[int, Any, Any]]:
+        from hpctk.kernels.consensus import add_products
+
+        found = []
+        for group, start, stop in groups_within(self._groups, lo, hi):
+            inner, squared = np.zeros(len(self.parts)), np.zeros(len(self.parts))
+            add_products(self.parts, start - self.lo, stop - self.lo, inner, squared)
+            found.append((group, inner, squared))
+        return found
 
     def products(self) -> Any:
         """Return <g_j, S> and ||g_j||^2 over this rank's shard, once all is there: 2 x groups x ranks."""
@@ -186,11 +200,11 @@ class Part:
 
     def aggregate(self, lo: int, hi: int) -> None:
         """Overwrite elements lo .. hi-1 by their weighted sum over the ranks."""
-        for first, last in self._segments(lo, hi):
-            parts, out = self.parts[:, first - self.lo : last - self.lo], self.flat[first:last]
-            for g, start, stop in shard_groups(self._groups, first, last):
-                weights = np.asarray(self._weights[g], parts.dtype)
-                np.dot(weights, parts[:, start:stop], out=out[start:stop])
+        from hpctk.kernels.consensus import weighted_sum
+
+        for group, start, stop in groups_within(self._groups, lo, hi):
+            weights = np.asarray(self._weights[group], self.parts.dtype)
+            weighted_sum(self.parts, start - self.lo, stop - self.lo, weights, self.flat[start:stop])
 
     def _segments(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of the engine's segments in elements lo .. hi-1; all at once for a rank alone."""
@@ -219,7 +233,12 @@ class WeightedShard(InPlace):
 
 
 def finish(
-    parts: Sequence[Part], groups: int, state: ConsensusState, momentum: float, scale: str, absent: Collection[int] = ()
+    parts: Sequence[Part | SharedPart],
+    groups: int,
+    state: ConsensusState,
+    momentum: float,
+    scale: str,
+    absent: Collection[int] = (),
 ) -> None:
     """Replace the gradients of all parts by their consensus aggregate.
 
@@ -242,30 +261,3 @@ def finish(
     ]
     for part in parts:
         part.gather(weights)
-
-
-def shard_groups(groups: Sequence[int], lo: int, hi: int) -> list[tuple[int, int, int]]:
-    """Return (group, start, stop) for each group that reaches into elements lo .. hi-1, counted from lo."""
-    found = []
-    g = bisect_right(groups, lo) - 1
-    while g < len(groups) - 1 and groups[g] < hi:
-        start, stop = max(groups[g], lo), min(groups[g + 1], hi)
-        if start < stop:
-            found.append((g, start - lo, stop - lo))
-        g += 1
-    return found
-
-
-def partial_products(parts: Any, pieces: Sequence[tuple[int, int, int]]) -> list[tuple[int, Any, Any]]:
-    """Return (group, <g_j, S>, ||g_j||^2) of each piece, for all ranks j, summed in float64."""
-    found = []
-    for g, start, stop in pieces:
-        inner, squared = np.zeros(len(parts)), np.zeros(len(parts))
-        for lo in range(start, stop, PIECE):
-            piece = parts[:, lo : min(lo + PIECE, stop)].astype(np.float64)
-            # All products g_i . g_j in one call of BLAS: their row sums are g_i . S, their diagonal the norms.
-            products = piece @ piece.T
-            inner += products.sum(1)
-            squared += products.diagonal()
-        found.append((g, inner, squared))
-    return found

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hpctk.kernels import lean, magnitude, many, merge, packing, select, updates
+from hpctk.kernels import consensus, lean, magnitude, many, merge, packing, select, updates
 
 
 def warm() -> None:
-    """Run the kernels of plain averaging and of the top-k methods on a few elements of float32."""
+    """Run the kernels of plain averaging, of AdaCons and of the top-k methods on a few elements of float32."""
     values = np.linspace(-1, 1, 64).astype(np.float32)
     found, taken = np.empty(8, packing.index_dtype(64)), np.empty(8, np.float32)
     magnitude.pick_small(values, values, np.float32(1), select.INFINITY["f"], found, taken)
@@ -28,6 +28,8 @@ def warm() -> None:
     many.largest(where, edges, select.INFINITY["f"], values)
     first = np.zeros(1, np.int64)
     many.take_largest(first, where, edges, first, np.array([8]), first, found, taken)
+    consensus.add_products(values.reshape(2, 32), 0, 32, np.zeros(2), np.zeros(2))
+    consensus.weighted_sum(values.reshape(2, 32), 0, 32, np.ones(2, np.float32), values.copy())
     updates.squared_distance(values, None)
     updates.squared_distance(values, values)
     updates.take_back(values, values.copy(), values.copy())

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import hpctk
+from hpctk.collectives import consensus
 from hpctk.collectives.allreduce import iallreduce, reduce_in_place
 from hpctk.collectives.engine.engine import engine_of
+from hpctk.collectives.shared_consensus import SharedPart
 from hpctk.collectives.tuning import auto
 from hpctk.collectives.tuning.calibration import Calibration
 from hpctk.comm.buffers import DTYPES
@@ -55,6 +57,40 @@ def test_several_are_under_way_at_once_and_waited_for_in_any_order(world, narrow
     for i in range(3):
         handle = handles[(i + world.rank) % 3]
         assert handle.wait().unique().tolist() == [total]
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+@pytest.mark.parametrize("scale", ["mean_norm", "coefficients"])
+def test_a_consensus_equals_that_by_messages(world, narrow, monkeypatch, layerwise, scale):
+    generator = torch.Generator().manual_seed(world.rank)
+    gradients = [1 + torch.randn(n, generator=generator, dtype=torch.float64) for n in (1, 40, 0, 300, 7)]
+    counter, found, sent = engine_of(world).counter, [], []
+    # The second step has momentum, too.
+    for least in (10**9, 1):
+        monkeypatch.setattr(consensus, "SHARED_FROM_BYTES", least)
+        state, before = hpctk.ops.ConsensusState(), counter.sent_bytes
+        for step in range(2):
+            aggregate = hpctk.ops.adacons_aggregate(
+                [t + step for t in gradients], state, momentum=0.5, scale=scale, layerwise=layerwise
+            )
+        found.append(torch.cat(aggregate))
+        sent.append(counter.sent_bytes - before)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+    world.agree("consensus", [("bits", found[1].numpy().tobytes().hex())])
+    # Shares of chunks come to a few elements more or less than shares of the whole.
+    assert abs(sent[1] - sent[0]) <= 0.05 * sent[0]
+
+
+def test_a_long_consensus_goes_through_the_window(world, monkeypatch):
+    if not world.shares_memory:
+        pytest.skip("these ranks share no memory")
+    made = []
+    monkeypatch.setattr(consensus, "SharedPart", lambda *words: made.append(words) or SharedPart(*words))
+    for n in (consensus.SHARED_FROM_BYTES // 4, 1000):
+        vector = torch.full((n,), 2.0)
+        (result,) = hpctk.ops.adacons_aggregate([vector], hpctk.ops.ConsensusState())
+        torch.testing.assert_close(result, vector, rtol=1e-6, atol=0)
+    assert len(made) == 1
 
 
 def test_bytes_are_counted(world):

@@ -20,7 +20,7 @@ from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.engine.hierarchical_run import UNDER_WAY, HierarchicalRun
 from hpctk.collectives.engine.plan_run import DenseRun, Kept, Run
 from hpctk.collectives.engine.ragged_run import RaggedBlocks, RaggedRun
-from hpctk.collectives.engine.shared_memory_run import SharedMemoryRun, summing
+from hpctk.collectives.engine.shared_memory_run import SharedMemoryRun
 from hpctk.collectives.tuning import auto
 from hpctk.comm import buffers
 from hpctk.comm.agreement import OneThread
@@ -118,18 +118,15 @@ class Engine(CallRecording):
         return run
 
     def start_shared(
-        self, window: SharedWindow, flat: Any, dtype: Dtype, op: str, source: Any = None
-    ) -> SharedMemoryRun:
-        """Start an all-reduce of flat host memory through a shared window. Collective over the ranks.
+        self, run: SharedMemoryRun, n: int, itemsize: int, kind: str = "allreduce", own: int | None = None
+    ) -> None:
+        """Start a run through a shared window on n elements of host memory. Collective over the ranks.
 
-        In place, unless a `source` is given.
+        `own` is how many of them this rank contributes, all where not given.
         """
         with self.one_thread:
-            call = self.opened_array("allreduce", SHARED_MEMORY, len(flat), dtype.itemsize, own=len(flat))
-            began = time.perf_counter()
-            run = SharedMemoryRun(window, summing(window, flat, dtype, op, source), self.traffic())
-            self._set_off(run, call, began, in_order=False)
-        return run
+            call = self.opened_array(kind, SHARED_MEMORY, n, itemsize, own=n if own is None else own)
+            self._set_off(run, call, time.perf_counter(), in_order=False)
 
     def start_hierarchical(
         self, window: SharedWindow, nodes: Sequence[Sequence[int]], flat: Any, dtype: Dtype, op: str

@@ -36,6 +36,8 @@ from hpctk.schedules.cost.machine import Machine
 from hpctk.schedules.cost.prices import price, site
 
 SIZES = (8, 4096, 32768, 262144, 2**21, 2**24)
+#: One more on one node, where what does not fit into the caches is another matter.
+BEYOND_CACHES = 2**26
 #: From this many bytes the model is held against the measurements.
 LARGE = 2**18
 #: The largest size is the first whose ring takes longer than this.
@@ -58,7 +60,7 @@ def calibrate(here: World, report: Report = lambda line: None) -> Calibration:
         measured[SHARED_MEMORY] = []
     report("the length of messages, and how many are under way")
     run_by = engine_figures(here)
-    for nbytes in SIZES:
+    for nbytes in [*SIZES, BEYOND_CACHES] if here.shares_memory else SIZES:
         report(f"all-reduces of {nbytes} bytes")
         for name, seconds in measure(here, plans, nbytes, run_by).items():
             measured[name].append((nbytes, seconds))

@@ -11,7 +11,21 @@ import numpy as np
 import pytest
 from jobs import ROOT, clean_environment
 
-from hpctk.kernels import cells, compiled, halves, lean, levels, many, merge, packing, select, signs, thin, updates
+from hpctk.kernels import (
+    cells,
+    compiled,
+    consensus,
+    halves,
+    lean,
+    levels,
+    many,
+    merge,
+    packing,
+    select,
+    signs,
+    thin,
+    updates,
+)
 from hpctk.kernels.lean import BLOCK
 
 HIDDEN = str(ROOT / "tests" / "support" / "without_numba")
@@ -112,6 +126,10 @@ def results():
                 thin.times(matrix, weights[0, :7], threads=2),
                 thin.transposed_times(matrix, weights[1, : len(matrix)], threads=2),
             )
+            parts, inner, squared = np.stack([a, b, c]), np.ones(3), np.zeros(3)
+            consensus.add_products(parts, n // 5, n, inner, squared)
+            consensus.weighted_sum(parts, n // 5, n, np.array([0.3, 0.1, -0.7], dtype), read)
+            take(inner, squared, read)
             target, written = c.copy(), np.empty((n + 7) // 8, np.uint8)
             take(
                 own, x, p, lean.add_and_pack(target, np.stack([bits, bits[::-1]]), [0.1, 0.7], written), target, written
