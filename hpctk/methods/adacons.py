@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from hpctk import torch_private
@@ -58,8 +57,6 @@ class AdaConsRun(BucketRun):
         self.momentum: dict[str, Any] = {}
         #: What the last exchange made of it, and its fallbacks.
         self._next: tuple[dict[str, Any], int] = {}, 0
-        #: Memory for the parts of each bucket.
-        self._rooms: dict[int, Any] = {}
 
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their weighted sum. Collective over the communicator. In place."""
@@ -92,7 +89,7 @@ class AdaConsRun(BucketRun):
     def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Part:
         """Start exchanging the parts of some gradients. Collective over the communicator. Not in place."""
         here = self.replica.world
-        whole = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
+        whole = self.memory.joined(lane, gradients.values())
         if not whole.is_cpu:
             here.note_staging(whole)
         flat = whole.cpu().numpy()
@@ -101,11 +98,7 @@ class AdaConsRun(BucketRun):
             edges = [0, *accumulate(gradient.numel() for gradient in gradients.values())]
             places = {name: place for place, name in enumerate(self.replica.names)}
             members = [places[name] for name in gradients]
-        # Kept from step to step, as long as this run: new pages are slow.
-        room_bytes = Part.room_bytes(here, flat)
-        if lane not in self._rooms or len(self._rooms[lane]) != room_bytes:
-            self._rooms[lane] = np.empty(room_bytes, np.uint8)
-        return Part(here, flat, edges, members, self._rooms[lane], lane)
+        return Part(here, flat, edges, members, self.memory.room(lane, Part.room_bytes(here, flat)), lane)
 
     def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
         """Return the weighted sums. Collective over the communicator."""
@@ -137,10 +130,6 @@ class AdaConsRun(BucketRun):
     def undo(self) -> Undo:
         """Return what does nothing: an exchange changes nothing that lasts before it is committed."""
         return lambda: None
-
-    def forget(self, kept: list[int]) -> None:
-        """Leave the memory of buckets to messages that may still be on their way. Local."""
-        self._rooms = {}
 
     def local_state(self) -> dict[str, Any]:
         """Return the momentum of the sorted agreements."""

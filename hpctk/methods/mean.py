@@ -162,7 +162,7 @@ class MeanRun(BucketRun):
         """Start averaging some gradients. Collective over the communicator. Not in place."""
         if self._compressor is not None:
             return self._bucketed.start(lane, gradients, in_order=in_order)
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients.values()])
+        flat = self.memory.joined(lane, gradients.values())
         return start_in_place(
             self.replica.world, flat, buffers.dtype_of(flat), "mean", self.replica.schedule, None if in_order else lane
         )

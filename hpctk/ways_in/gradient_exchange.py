@@ -232,7 +232,11 @@ class Buckets:
     def finish(self, has: set[str]) -> dict[str, torch.Tensor]:
         """Return what came of each parameter, flat. Collective over the communicator."""
         started, self._started = self._started, []
-        flats = self._run.finish_buckets([under_way for _, under_way in started], has)
+        try:
+            flats = self._run.finish_buckets([under_way for _, under_way in started], has)
+        except BaseException:
+            self._run.forget_buckets()
+            raise
         return {
             name: part
             for (sizes, _), flat in zip(started, flats, strict=True)
@@ -241,7 +245,9 @@ class Buckets:
 
     def forget(self) -> None:
         """Take no notice of buckets that an error has left under way. Local."""
-        self._started = []
+        if self._started:
+            self._started = []
+            self._run.forget_buckets()
 
     def renew(self) -> None:
         """Get ready for buckets among the ranks that are left. Collective over the communicator."""

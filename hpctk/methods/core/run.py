@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hpctk import torch_private
+from hpctk.collectives.bucket_memory import BucketMemory
 from hpctk.errors import HpctkError, TensorError
 from hpctk.methods.core.replica import Gradients, Look, Replica, look
 from hpctk.methods.core.resharding import SavedRanks
@@ -209,6 +210,11 @@ class GradientRun(Run, ABC):
 class BucketRun(GradientRun):
     """A gradient method that can exchange a part of the gradients before the others are there."""
 
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica)
+        #: Of its buckets.
+        self.memory = BucketMemory()
+
     @property
     @abstractmethod
     def by_buckets(self) -> bool:
@@ -232,6 +238,10 @@ class BucketRun(GradientRun):
 
         Collective over the communicator. `has` names the parameters that have a gradient on some rank.
         """
+
+    def forget_buckets(self) -> None:
+        """Leave the memory of buckets to messages that may still be on their way. Local."""
+        self.memory = BucketMemory()
 
 
 class LocalStepRun(Run, ABC):
