@@ -34,6 +34,17 @@ def test_all_ranks_measure_the_same(world, restored, monkeypatch):
     assert Calibration.from_json(found.to_json()) == found
 
 
+@pytest.mark.parametrize(("enough_s", "rounds"), [(0.0, 2), (1e9, 6)])
+def test_what_takes_long_is_repeated_once(world, monkeypatch, enough_s, rounds):
+    monkeypatch.setattr(calibrate, "ENOUGH_S", enough_s)
+    calls = []
+    monkeypatch.setattr(calibrate, "timed", lambda here, run, count=1: calls.append(run) or 0.5)
+    plans = [build(name, "allreduce", world.size) for name in ("ring", "binomial")]
+    found = calibrate.measure(world, plans, 64, {"segment_bytes": 4096, "sends": 8})
+    assert set(found.values()) == {0.5}
+    assert len(calls) == rounds * len(found)
+
+
 @pytest.mark.parametrize(
     ("slow", "longest", "most"), [((), 983040, 64), (("ring",), 61440, 24), (("halving_doubling",), 61440, 24)]
 )

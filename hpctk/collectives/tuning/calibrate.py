@@ -16,7 +16,7 @@ The figures of the cost model come from the same runs:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -43,6 +43,8 @@ LARGE = 2**18
 #: The largest size is the first whose ring takes longer than this.
 LONG_S = 0.25
 REPEATS = 5
+#: Seconds after which one thing that is measured is repeated no more: on slow links two rounds must do.
+ENOUGH_S = 8.0
 #: What is tried, on tensors of PROBE_BYTES; another than the first, the default, must take less than WORTH of its time.
 SEGMENTS = (Machine().segment_bytes, 4 * Machine().segment_bytes, 16 * Machine().segment_bytes)
 SENDS = (Machine().sends, 8, 64)
@@ -110,6 +112,8 @@ def best_value(here: World, plans: list[Plan], name: str, values: Sequence[int],
         for i, value in times:
             run = partial(engine.run, plans[i], InPlace(array, 4, "float32"), **{**settings, name: value})
             times[i, value].append(timed(here, run))
+        if enough(times.values()):
+            break
     # The same on every rank: the times are those of the slowest.
     gains = {n: max(median(times[i, n]) / median(times[i, values[0]]) for i in range(len(plans))) for n in values}
     best = min(gains, key=lambda n: gains[n])
@@ -138,7 +142,15 @@ def measure(here: World, plans: list[Plan], nbytes: int, run_by: Mapping[str, in
         for name, run in runs.items():
             # Small ones come in a row: a single one would be lost in the noise of the barrier.
             times[name].append(timed(here, run, 20 if nbytes < 2**16 else 1))
+        if enough(times.values()):
+            break
     return {name: median(row[1:]) for name, row in times.items()}
+
+
+def enough(times: Iterable[list[float]]) -> bool:
+    """Return whether rounds of these seconds, the same on all ranks, have taken long enough: two of them at least."""
+    rounds = list(times)
+    return len(rounds[0]) > 1 and sum(map(sum, rounds)) > ENOUGH_S
 
 
 def timed(here: World, run: Callable[[], Any], count: int = 1) -> float:
