@@ -163,7 +163,7 @@ def start_in_place(
         return _start_on_device(here, group, tensor, dtype, op)
     nbytes = _nbytes(tensor, dtype)
     chosen = _choose(here, nbytes, dtype, op, "iallreduce") if schedule == "auto" else schedule
-    if chosen == here.native.name and lane is None and here.native.sums(dtype):
+    if chosen == here.native.name and lane is None and here.native.sums(dtype, at_once=at_once):
         return _start_own(here, tensor, dtype, op, at_once)
     if lane is None and (chosen == SHARED_MEMORY or (chosen == HIERARCHICAL and here.nodes_share_memory)):
         auto.check(here, "allreduce", chosen)

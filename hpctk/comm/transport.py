@@ -70,8 +70,8 @@ class NativeAllreduce(Protocol):
     #: Whether it blocks, and is faster for it, where a caller has nothing else under way.
     blocks: bool
 
-    def sums(self, dtype: Dtype) -> bool:
-        """Return whether it can reduce this dtype."""
+    def sums(self, dtype: Dtype, *, at_once: bool) -> bool:
+        """Return whether it can reduce this dtype, `at_once` as for `start`."""
 
     def allreduce_at_once(self, tensor: Any, dtype: Dtype, op: str) -> bool:
         """Reduce a plain contiguous host tensor in place; return False where it is not one.

@@ -107,7 +107,7 @@ class Faults:
         for owner, name in ((MpiTransport, "isend"), (MpiAllreduce, "allreduce_at_once"), (Engine, "start_shared")):
             self._before(owner, name, "message")
         self._before(MpiWorld, "decide", "decision")
-        self._before(survivors, "_copy_or_fail", "shrink")
+        self._before(survivors, "_of_the_living", "shrink")
         self._before(rank_file, "write", "save")
         decide = MpiWorld.decide
 

@@ -45,9 +45,9 @@ class MpiAllreduce:
         self._calls, self._one_thread = world.guarded, world.one_thread
         self.blocks = may_block()
 
-    def sums(self, dtype: Dtype) -> bool:
-        """Return True: all that hpctk sums, in units that MPI knows."""
-        return True
+    def sums(self, dtype: Dtype, *, at_once: bool) -> bool:
+        """Return whether MPI may be asked: what returns at once does not outlive a rank (small_messages.py)."""
+        return (at_once and self.blocks) or not self._world.expects_losses
 
     def allreduce_at_once(self, tensor: Any, dtype: Dtype, op: str) -> bool:
         """Reduce a plain contiguous host tensor in place; return False where it is not one.
@@ -76,7 +76,7 @@ class MpiAllreduce:
             memory = MPI.memory.fromaddress(tensor.data_ptr(), n * dtype.itemsize)
         else:
             return False
-        if n > buffers.COUNT_LIMIT:
+        if n > buffers.COUNT_LIMIT or not (self.blocks or self.sums(dtype, at_once=True)):
             return False
         with self._one_thread:
             if self.blocks:

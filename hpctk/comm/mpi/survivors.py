@@ -20,8 +20,6 @@ from typing import cast
 from mpi4py import MPI
 
 from hpctk.comm import postmortem
-from hpctk.comm.mpi.watchdog import NAP_S
-from hpctk.errors import PeerError
 
 #: Seconds between two looks at what blocks.
 LOOK_S = 0.5
@@ -44,28 +42,25 @@ def meet_survivors(comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm, M
     that works, so that this blocks.
     """
     while True:
-        fresh = cast("MPI.Intracomm", comm.Shrink())
-        fresh.Set_errhandler(MPI.ERRORS_RETURN)
+        fresh = _of_the_living(comm)
         copies: list[MPI.Intracomm] = []
         try:
             while len(copies) < 2:
-                copies.append(_copy_or_fail(fresh))
-        except (MPI.Exception, PeerError):
+                # Not MPI_Comm_idup: it is made of what small_messages.py does without.
+                copies.append(_of_the_living(fresh))
+        except MPI.Exception:
             fresh.Revoke()
-        if agreed(fresh, len(copies) == 2):
+        if agreed(fresh, [copy.Get_size() for copy in copies] == 2 * [fresh.Get_size()]):
             return fresh, copies[0], copies[1]
         for lost in (fresh, *copies):
             lost.Revoke()
         comm = fresh
 
 
-def _copy_or_fail(comm: MPI.Intracomm) -> MPI.Intracomm:
-    copy, request = comm.Idup()
-    while not request.Test():
-        if comm.Is_revoked() or comm.Get_failed().Get_size():
-            raise PeerError("a rank was lost while the others met")
-        time.sleep(NAP_S)
-    return copy
+def _of_the_living(comm: MPI.Intracomm) -> MPI.Intracomm:
+    made = cast("MPI.Intracomm", comm.Shrink())
+    made.Set_errhandler(MPI.ERRORS_RETURN)
+    return made
 
 
 def finalize() -> None:

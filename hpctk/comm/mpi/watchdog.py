@@ -163,7 +163,7 @@ class Watchdog:
         self._number = 0
         self._outgoing: list[tuple[MPI.Request, Any]] = []
         #: Requests that were given up, with their buffers.
-        self._abandoned: list[MPI.Request] = []
+        self.abandoned: list[MPI.Request] = []
 
     def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
         """Wait until all `requests` are complete, or raise PeerError.
@@ -184,10 +184,11 @@ class Watchdog:
             while not MPI.Request.Testall(requests):
                 waiter.pause(lambda: peers)
         except MPI.Exception as error:
+            self.abandoned += requests
             raise self.failure(error, operation) from error
         except PeerError:
             # Should the others come after all, MPI would write into memory that is somebody else's by then.
-            self._abandoned += requests
+            self.abandoned += requests
             raise
 
     def work(self) -> bool:

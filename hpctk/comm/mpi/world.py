@@ -20,6 +20,7 @@ import atexit
 import os
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from struct import pack, unpack
 from typing import Any
 
@@ -29,6 +30,7 @@ from mpi4py import MPI
 from hpctk.comm import environment, forked, gpu, launcher, postmortem
 from hpctk.comm.agreement import OneThread
 from hpctk.comm.buffers import Stager
+from hpctk.comm.mpi import small_messages
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
@@ -76,6 +78,8 @@ class MpiWorld(World):
         #: What belonged to the ranks before some were lost.
         self._before: list[Any] = []
         self.lost_ranks = 0
+        #: Whether these ranks are to outlive each other.
+        self.expects_losses = False
         self._rolls = first_meeting(comm, environment.readable_timeout_s())
         self._watchdog = Watchdog(self._rolls, environment.readable_timeout_s(), self._show_missing)
         self.data, self.control = self._copy(comm), self._copy(comm)
@@ -122,6 +126,9 @@ class MpiWorld(World):
 
     def _minimum(self, values: Sequence[int], operation: str) -> list[int]:
         """Return the smallest of all ranks' `values` at each position. Collective over the communicator."""
+        if self.expects_losses:
+            with self.one_thread:
+                return small_messages.minimum(self.control, values, partial(self.wait, operation=operation))
         # Packed: an array of numpy's takes longer to make than the message to travel.
         n = len(values)
         least = bytearray(pack(f"{n}q", *values))
@@ -133,7 +140,10 @@ class MpiWorld(World):
     def _broadcast(self, data: bytearray, root: int, operation: str) -> None:
         """Overwrite `data` by root's. Collective over the communicator. In place."""
         with self.one_thread:
-            self.wait([self.control.Ibcast([data, MPI.BYTE], root)], operation, [root])
+            if self.expects_losses:
+                small_messages.broadcast(self.control, data, root, partial(self.wait, operation=operation))
+            else:
+                self.wait([self.control.Ibcast([data, MPI.BYTE], root)], operation, [root])
 
     def barrier(self, operation: str = "barrier") -> None:
         """Return once every rank is here. Collective over the communicator."""
@@ -234,12 +244,12 @@ class MpiWorld(World):
         # A message that is still on its way may write into what these hold.
         self._before = [self._watchdog, self.attached, self._window]
         self.lost_ranks += self.size - len(kept)
-        nodes, quiet = self.nodes, self._watchdog.quiet
+        nodes, abandoned = self.nodes, self._watchdog.abandoned
         self._neighbours = {i: self._neighbours[old] for i, old in enumerate(kept) if old in self._neighbours}
         self.rank, self.size = rolls.Get_rank(), rolls.Get_size()
         self._rolls, self.data, self.control, self.node = rolls, data, control, MPI.COMM_NULL
         self._watchdog = Watchdog(rolls, self.timeout_s, self._show_missing)
-        self._watchdog.quiet = quiet
+        self._watchdog.quiet, self._watchdog.abandoned = self.expects_losses, abandoned
         places = {old: new for new, old in enumerate(kept)}
         left = [tuple(places[old] for old in node if old in places) for node in nodes]
         self.nodes = tuple(sorted(node for node in left if node))
@@ -254,24 +264,22 @@ class MpiWorld(World):
 
     def expect_losses(self) -> None:
         """Let a lost rank be found out without asking the others what they do. Local."""
-        self._watchdog.quiet = True
+        self.expects_losses = self._watchdog.quiet = True
         note_status()
 
     def leave(self) -> bool:
         """Say farewell and free the communicators if the others leave too; return whether they do. At exit only."""
         if self.size > 1:
             self._watchdog.farewell(postmortem.reason_for_leaving())
-            # Not on control: there it would match a barrier that the others still wait in.
-            everyone_left = self._rolls.Ibarrier()
-            deadline = time.monotonic() + LEAVE_S
             try:
-                while not everyone_left.Test():
-                    if time.monotonic() > deadline:
-                        return False
-                    time.sleep(1e-3)
+                if self.expects_losses:
+                    small_messages.minimum(self.control, [], _wait_to_leave, small_messages.LEAVING_TAG)
+                else:
+                    # Not on control: there it would match a barrier that the others still wait in.
+                    _wait_to_leave((self._rolls.Ibarrier(),))
                 self._watchdog.listen("leaving the program")
-            except MPI.Exception:
-                # A rank has died, and this job outlives it: nothing can be freed together any more.
+            except (TimeoutError, MPI.Exception):
+                # Others stay, or a rank has died and this job outlives it: nothing can be freed together.
                 return False
         self.free()
         return True
@@ -315,6 +323,14 @@ class MpiTransport:
     def waiter(self, operation: str) -> Waiter:
         """Return what to do while nothing is complete."""
         return self.world.waiter(operation)
+
+
+def _wait_to_leave(requests: Sequence[MPI.Request]) -> None:
+    deadline = time.monotonic() + LEAVE_S
+    while not MPI.Request.Testall(requests):
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(1e-3)
 
 
 def first_meeting(comm: MPI.Intracomm, timeout_s: float) -> MPI.Intracomm:

@@ -31,7 +31,7 @@ class TorchAllreduce:
     def __init__(self, world: TorchWorld) -> None:
         self._world = world
 
-    def sums(self, dtype: Dtype) -> bool:
+    def sums(self, dtype: Dtype, *, at_once: bool) -> bool:
         """Return whether gloo knows the units in which this dtype is summed."""
         return dtype.unit in UNITS
 

@@ -1,0 +1,83 @@
+"""Collectives of a few numbers that are made of messages, and that jobs which are to outlive a rank use no others."""
+
+from functools import partial
+
+import pytest
+import torch
+from mpi4py import MPI
+
+import hpctk
+from hpctk.collectives.allreduce import iallreduce
+from hpctk.comm.mpi import small_messages
+from hpctk.comm.mpi import world as mpi_world
+
+#: MPI's own that return at once.
+RETURNING = ("Iallreduce", "Ibcast", "Iallgather", "Ibarrier", "Idup")
+
+
+class Spied:
+    """A communicator that takes down which collectives of MPI's own are called that return at once."""
+
+    def __init__(self, comm, called):
+        self._comm, self._called = comm, called
+
+    def __getattr__(self, name):
+        if name in RETURNING:
+            self._called.append(name)
+        return getattr(self._comm, name)
+
+
+@pytest.fixture
+def tolerant(world, monkeypatch):
+    """These ranks as ranks that are to outlive each other, and what is called on their communicators."""
+    called = []
+    for name in ("control", "data", "_rolls"):
+        monkeypatch.setattr(world, name, Spied(getattr(world, name), called))
+    monkeypatch.setattr(world.native, "_data", world.data)
+    monkeypatch.setattr(world, "expects_losses", True)
+    return called
+
+
+@pytest.mark.parametrize("numbers", [0, 1, 5])
+def test_every_rank_has_the_smallest_of_all(world, numbers):
+    wait = partial(world.wait, operation="test")
+    for turn in range(20):
+        # Another rank has the smallest in every turn and at every place.
+        mine = [(world.rank + turn + i) % world.size - 2**40 for i in range(numbers)]
+        assert small_messages.minimum(world.control, mine, wait) == [-(2**40)] * numbers
+
+
+def test_everyone_has_what_the_root_gave(world):
+    wait = partial(world.wait, operation="test")
+    for root in range(world.size):
+        data = bytearray(b"from %d" % root if world.rank == root else b"nothing")
+        small_messages.broadcast(world.control, data, root, wait)
+        assert bytes(data[:6]) == b"from %d" % root
+
+
+def test_ranks_that_may_be_lost_call_nothing_of_mpis_own_that_returns_at_once(world, tolerant):
+    assert world.minimum([world.rank + 3, -world.rank], "test") == [3, 1 - world.size]
+    assert world.run_on_root("telling", lambda: "a word") == "a word"
+    world.barrier()
+    (total,) = hpctk.allreduce(torch.tensor([float(world.rank)]), op="sum").tolist()
+    assert total == sum(range(world.size))
+    for schedule in ("auto", "mpi"):
+        assert iallreduce(torch.ones(1), op="sum", schedule=schedule).wait().tolist() == [world.size]
+    assert tolerant == []
+
+
+def test_others_do(world, tolerant, monkeypatch):
+    monkeypatch.setattr(world, "expects_losses", False)
+    world.barrier()
+    assert tolerant == ["Iallreduce"]
+
+
+def test_leaving_waits_no_longer_than_it_may(world, monkeypatch):
+    monkeypatch.setattr(mpi_world, "LEAVE_S", 0.05)
+    got = bytearray(1)
+    request = world.control.Irecv([got, 1, MPI.BYTE], world.rank, small_messages.LEAVING_TAG)
+    with pytest.raises(TimeoutError):
+        mpi_world._wait_to_leave((request,))
+    world.control.Send([b"x", 1, MPI.BYTE], world.rank, small_messages.LEAVING_TAG)
+    mpi_world._wait_to_leave((request,))
+    assert got == b"x"
