@@ -310,7 +310,7 @@ class Attached(Participant):
             lambda: [self._present(gradients.get(name)) for name in self._replica.names],
             # A rank without data, under DDP's join, takes part outside of any backward, with an earlier model.
             active=torch_private.backward_id() is not None,
-            buckets=None if self._buckets is None else self._buckets.finish,
+            buckets=self._buckets,
             scale=self._scale,
         )
         for name, gradient in made.items():

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import torch
 
 from hpctk import torch_private
+from hpctk.collectives.bucket_result import BucketResult
 from hpctk.collectives.consensus import Part, aggregate_in_place, finish
 from hpctk.collectives.engine.consensus_weights import MOMENTUM, SCALE, ConsensusState
 from hpctk.collectives.engine.engine import engine_of
@@ -100,7 +101,7 @@ class AdaConsRun(BucketRun):
             members = [places[name] for name in gradients]
         return Part(here, flat, edges, members, self.memory.room(lane, Part.room_bytes(here, flat)), lane)
 
-    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
+    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[BucketResult]:
         """Return the weighted sums. Collective over the communicator."""
         names = self.replica.names if self._settings.layerwise else [""]
         state = self._state(names)
@@ -108,7 +109,7 @@ class AdaConsRun(BucketRun):
         absent = {g for g, name in enumerate(names) if self._settings.layerwise and name not in has}
         finish(buckets, len(names), state, self._settings.momentum, self._settings.scale, absent)
         self._remember(names, state)
-        return [torch.from_numpy(part.flat) for part in buckets]
+        return [BucketResult(torch.from_numpy(part.flat)) for part in buckets]
 
     def _state(self, names: list[str]) -> ConsensusState:
         return ConsensusState({g: self.momentum[name] for g, name in enumerate(names) if name in self.momentum})

@@ -28,6 +28,7 @@ import torch
 
 from hpctk import torch_private
 from hpctk.collectives.allreduce import start_in_place
+from hpctk.collectives.bucket_result import BucketResult
 from hpctk.collectives.bucketed_mean import Bucket, BucketedMean
 from hpctk.collectives.compressed_mean import compressed_mean, put_back, refuse_bad_sums
 from hpctk.collectives.dense_mean import dense_mean
@@ -163,15 +164,17 @@ class MeanRun(BucketRun):
         if self._compressor is not None:
             return self._bucketed.start(lane, gradients, in_order=in_order)
         flat = self.memory.joined(lane, gradients.values())
-        return start_in_place(
-            self.replica.world, flat, buffers.dtype_of(flat), "mean", self.replica.schedule, None if in_order else lane
-        )
+        dtype = buffers.dtype_of(flat)
+        # What is summed in float32 is divided before it is rounded; the rest when it is written into the gradients.
+        op = "mean" if dtype.widened else "sum"
+        return start_in_place(self.replica.world, flat, dtype, op, self.replica.schedule, None if in_order else lane)
 
-    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
+    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[BucketResult]:
         """Return the means."""
         if self._compressor is not None:
-            return self._bucketed.finish(buckets, has)
-        return [handle.wait() for handle in buckets]
+            return [BucketResult(flat) for flat in self._bucketed.finish(buckets, has)]
+        sums = [handle.wait() for handle in buckets]
+        return [BucketResult(flat, 1 if buffers.dtype_of(flat).widened else self.replica.world.size) for flat in sums]
 
     def commit(self) -> None:
         """Keep what the compressor has left behind."""

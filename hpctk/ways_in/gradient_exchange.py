@@ -11,19 +11,32 @@ DistributedOptimizer gives what is in `.grad`, DDP its buckets, Horovod's optimi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
 from hpctk import torch_private
+from hpctk.collectives.bucket_result import BucketResult
 from hpctk.collectives.engine.engine import engine_of
-from hpctk.compressors.core import finite
-from hpctk.methods.core.replica import Gradients, Replica
+from hpctk.methods.core.replica import Gradients, Look, Replica, look
 from hpctk.methods.core.run import BucketRun, GradientRun
 from hpctk.methods.core.step_status import StepStatus
 
-#: Brings buckets home: given the names that have a gradient on some rank, returns what came of each parameter, flat.
-FinishBuckets = Callable[[set[str]], Mapping[str, torch.Tensor]]
+
+class UnderWay(Protocol):
+    """Buckets of gradients that have left.
+
+    Attributes
+    ----------
+    looks : mapping of str to Look
+        What was found in each gradient that has left.
+    """
+
+    @property
+    def looks(self) -> Mapping[str, Look]: ...
+
+    def finish(self, has: set[str]) -> Mapping[str, BucketResult]:
+        """Bring them home; `has` names the parameters with a gradient on some rank. Collective."""
 
 
 def exchange_gradients(
@@ -32,7 +45,7 @@ def exchange_gradients(
     groups: Sequence[Mapping[str, Any]] = (),
     *,
     active: bool = True,
-    buckets: FinishBuckets | None = None,
+    buckets: UnderWay | None = None,
     spares: Spares | None = None,
     scale: float = 1.0,
 ) -> tuple[StepStatus, dict[str, torch.Tensor]]:
@@ -47,7 +60,7 @@ def exchange_gradients(
         The base optimizer's, where it is known.
     active : bool
         Whether this rank has data.
-    buckets : callable, optional
+    buckets : UnderWay, optional
         Where the gradients are under way already.
     spares : Spares, optional
         Where a rank may be lost meanwhile: the gradients stay as they are, and nothing is committed. The caller does
@@ -88,16 +101,16 @@ def _exchange(
     wide: dict[str, torch.Tensor],
     groups: Sequence[Mapping[str, Any]],
     active: bool,
-    buckets: FinishBuckets | None,
+    buckets: UnderWay | None,
     spares: Spares | None,
 ) -> tuple[StepStatus, dict[str, torch.Tensor]]:
     """Do what `exchange_gradients` does; `found` and `wide` are filled by `find`."""
-    status = run.open_step(find, groups, active=active)
+    status = run.open_step(find, groups, active=active, looks={} if buckets is None else buckets.looks)
     if not status.active:
         return status, {}
     has = run.replica.names if all(status.has) else [n for n, x in zip(run.replica.names, status.has, strict=True) if x]
     # Buckets that are under way must come home in any case.
-    results = None if buckets is None else buckets(set(has))
+    results = None if buckets is None else buckets.finish(set(has))
     if not has or status.bad is not None:
         return status, {}
     held, made = _writable(run.replica, found, status.has)
@@ -108,13 +121,13 @@ def _exchange(
             run.exchange_into(named, into)
         else:
             for name, target in into.items():
-                target.copy_(results[name].view(target.shape))
+                results[name].write(target)
         return status, into
     if results is None:
         _exchange_in_place(run, dict(zip(has, held, strict=True)))
     else:
         for name, gradient in zip(has, held, strict=True):
-            gradient.copy_(results[name].view(gradient.shape))
+            results[name].write(gradient)
     run.commit()
     return status, {**wide, **made}
 
@@ -196,6 +209,11 @@ class Buckets:
     Parameters
     ----------
     run : BucketRun
+
+    Attributes
+    ----------
+    looks : dict of str to Look
+        What was found in each gradient that has left.
     """
 
     def __init__(self, run: BucketRun) -> None:
@@ -203,6 +221,7 @@ class Buckets:
         self._lanes: list[int] = []
         #: Of each bucket under way: how many elements each parameter has, and what the method needs to finish it.
         self._started: list[tuple[dict[str, int], Any]] = []
+        self.looks: dict[str, Look] = {}
 
     def __len__(self) -> int:
         return len(self._started)
@@ -220,31 +239,36 @@ class Buckets:
         """Let the next bucket leave, divided by the loss's scale. Collective over the communicator. Not in place."""
         number = len(self._started)
         self.reserve(number + 1)
-        # Nothing of a gradient that is bad: that it is, all ranks hear when the step is opened.
         wide = ((name, x.to(self._run.replica.dtype)) for name, x in gradients)
         if scale != 1:
             wide = ((name, x / scale) for name, x in wide)
-        sent = {name: x if finite.all_finite(x) else torch.zeros_like(x) for name, x in wide}
+        sent = dict(wide)
+        for name, gradient in sent.items():
+            self.looks[name] = found = look((gradient,))
+            if found.bad is not None:
+                # Nothing of it: that it is bad, all ranks hear when the step is opened.
+                sent[name] = torch.zeros_like(gradient)
         with self._engine.span(f"bucket {number}"):
             under_way = self._run.start_bucket(self._lanes[number], sent, in_order=in_order)
         self._started.append(({name: x.numel() for name, x in sent.items()}, under_way))
 
-    def finish(self, has: set[str]) -> dict[str, torch.Tensor]:
-        """Return what came of each parameter, flat. Collective over the communicator."""
-        started, self._started = self._started, []
+    def finish(self, has: set[str]) -> dict[str, BucketResult]:
+        """Return what came of each parameter. Collective over the communicator."""
+        started, self._started, self.looks = self._started, [], {}
         try:
-            flats = self._run.finish_buckets([under_way for _, under_way in started], has)
+            results = self._run.finish_buckets([under_way for _, under_way in started], has)
         except BaseException:
             self._run.forget_buckets()
             raise
         return {
             name: part
-            for (sizes, _), flat in zip(started, flats, strict=True)
-            for name, part in zip(sizes, flat.split(list(sizes.values())), strict=True)
+            for (sizes, _), result in zip(started, results, strict=True)
+            for name, part in zip(sizes, result.parts(sizes.values()), strict=True)
         }
 
     def forget(self) -> None:
         """Take no notice of buckets that an error has left under way. Local."""
+        self.looks = {}
         if self._started:
             self._started = []
             self._run.forget_buckets()

@@ -108,7 +108,7 @@ class GradientSteps:
             scale = self._scale()
 
         def exchange() -> tuple[StepStatus, dict[str, torch.Tensor]]:
-            buckets = overlap.finish if overlap is not None and overlap.meet() else None
+            buckets = overlap if overlap is not None and overlap.meet() else None
             return exchange_gradients(
                 self._run,
                 replica.gradients,

@@ -15,7 +15,7 @@ without any, and have buckets of their own from the next one on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from weakref import ref
@@ -25,10 +25,11 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hpctk import torch_private
+from hpctk.collectives.bucket_result import BucketResult
 from hpctk.collectives.engine.engine import engine_of
 from hpctk.errors import HpctkError, SettingError
 from hpctk.methods.core.method import Method
-from hpctk.methods.core.replica import Replica
+from hpctk.methods.core.replica import Look, Replica
 from hpctk.ways_in.gradient_exchange import Buckets
 
 #: A bucket is full from this many bytes on: enough to use the network well, few enough to start early.
@@ -154,7 +155,12 @@ class Overlap:
         gradient = self._replica.dense_gradient(i, own.grad)
         return torch.zeros_like(own).detach() if gradient is None else gradient
 
-    def finish(self, has: set[str]) -> dict[str, torch.Tensor]:
+    @property
+    def looks(self) -> Mapping[str, Look]:
+        """What was found in each gradient that has left."""
+        return self._buckets.looks
+
+    def finish(self, has: set[str]) -> dict[str, BucketResult]:
         """Start what has not left yet, and return what came of each parameter. Collective over the communicator."""
         if self._failed is not None:
             raise self._failed

@@ -276,6 +276,14 @@ def look(gradients: Gradients) -> Look:
     return Look(bad, largest)
 
 
+def look_at_others(names: Sequence[str], gradients: Gradients, looks: Mapping[str, Look]) -> Look:
+    """Return what `look` would, where some gradients, by name, have been looked at one by one. Local."""
+    rest = look([None if name in looks else gradient for name, gradient in zip(names, gradients, strict=True)])
+    known = [(i, looks[name]) for i, name in enumerate(names) if name in looks and gradients[i] is not None]
+    bad = [i for i, one in known if one.bad is not None] + ([] if rest.bad is None else [rest.bad])
+    return Look(min(bad, default=None), max([rest.largest, *(one.largest for _, one in known)]))
+
+
 def first_bad(gradients: Gradients) -> int | None:
     """Return the number of the first gradient that is not finite, None where all are."""
     return look(gradients).bad

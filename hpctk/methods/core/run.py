@@ -10,14 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from hpctk import torch_private
 from hpctk.collectives.bucket_memory import BucketMemory
+from hpctk.collectives.bucket_result import BucketResult
 from hpctk.errors import HpctkError, TensorError
-from hpctk.methods.core.replica import Gradients, Look, Replica, look
+from hpctk.methods.core.replica import Gradients, Look, Replica, look, look_at_others
 from hpctk.methods.core.resharding import SavedRanks
 from hpctk.methods.core.step_status import LocalStatus, StepStatus, prepared
 from hpctk.methods.core.survival import Undo, copied
@@ -121,7 +123,12 @@ class Run:
         self.load_local_state(state)
 
     def open_step(
-        self, gradients: Callable[[], Gradients], groups: Sequence[Mapping[str, Any]] = (), *, active: bool = True
+        self,
+        gradients: Callable[[], Gradients],
+        groups: Sequence[Mapping[str, Any]] = (),
+        *,
+        active: bool = True,
+        looks: Mapping[str, Look] = MappingProxyType({}),
     ) -> StepStatus:
         """Prepare a step, and learn what all ranks have: gradients, bad ones, data, errors. Changes nothing.
 
@@ -136,11 +143,13 @@ class Run:
             The base optimizer's, where it is known: their rates are compared now and then.
         active : bool
             Whether this rank has data.
+        looks : mapping of str to Look
+            What was found in gradients that have been looked at, by name.
         """
 
         def find() -> LocalStatus:
             held = gradients()
-            self.look = look(held)
+            self.look = look_at_others(self.replica.names, held, looks) if looks else look(held)
             if self.look.bad is None:
                 self.prepare(held)
             return LocalStatus([gradient is not None for gradient in held], self.look.bad, active)
@@ -233,8 +242,8 @@ class BucketRun(GradientRun):
         """
 
     @abstractmethod
-    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[torch.Tensor]:
-        """Return what the base optimizer is to see of each bucket, as one flat tensor.
+    def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[BucketResult]:
+        """Return what the base optimizer is to see of each bucket, flat.
 
         Collective over the communicator. `has` names the parameters that have a gradient on some rank.
         """
