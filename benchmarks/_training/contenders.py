@@ -33,11 +33,16 @@ METHODS = {
     "diloco-streaming": (lambda rate, norm: hpctk.DiLoCo(period=32, fragments=2, delay=12, mixing=0.5), None),
     "sparse-loco": (lambda rate, norm: hpctk.SparseLoCo(period=16), "SparseLoCo(period=16)"),
     "local-sgd": (lambda rate, norm: hpctk.LocalSGD(period=16), "LocalSGD(period=16)"),
+    # What local steps came to, compressed: for networks on which a model every 16 steps is too much.
+    "saef-local": (lambda rate, norm: hpctk.SAEF(hpctk.TopK(0.02), step_ahead=0.85, period=5), None),
+    "celgc-topk": (lambda rate, norm: hpctk.CELGC(rate * norm, period=16, compressor=hpctk.TopK(0.05)), None),
+    "mgrawa-topk": (lambda rate, norm: hpctk.MGRAWA(period=16, compressor=hpctk.TopK(0.05)), None),
+    "mgrawa-chunk": (lambda rate, norm: hpctk.MGRAWA(period=16, compressor=hpctk.ChunkTopK()), None),
     "easgd": (lambda rate, norm: hpctk.EASGD(period=16), "EASGD(period=16)"),
     "lsgd": (lambda rate, norm: hpctk.LSGD(period=16), "LSGD(period=16)"),
 }
 #: Those that are not hpctk's: DDP over gloo, and each rank by itself, which also tells what a step takes alone.
-OTHERS = {"ddp": "DDP, 32 bit", "ddp-fp16": "DDP, fp16 hook", "alone": None}
+OTHERS = {"ddp": "DDP, 32 bit", "ddp-fp16": "DDP, fp16 hook", "horovod": None, "alone": None}
 #: Controls without a network: rank 0 trains on the batches of all, the others rest. What local steps and an outer
 #: optimizer do for learning must be told from what more workers do for it.
 ONE_WORKER = {"one-worker": None, "one-worker-diloco": METHODS["diloco"][0]}
@@ -70,7 +75,7 @@ class Contender:
 
     def __init__(self, name, here, task, model, rate):
         self._here, self._task, self.model, self._trained = here, task, model, model
-        self._one_worker = name in ONE_WORKER
+        self._name, self._one_worker = name, name in ONE_WORKER
         base = task.make_optimizer(model.parameters(), rate)
         self._opt, self._own = base, None
         self._closure = name.startswith("sasg")
@@ -80,6 +85,11 @@ class Contender:
             self._trained = torch.nn.parallel.DistributedDataParallel(model)
             if name == "ddp-fp16":
                 self._trained.register_comm_hook(None, fp16_compress_hook)
+        elif name == "horovod":
+            import horovod.torch as hvd
+
+            hvd.init()
+            self._opt = hvd.DistributedOptimizer(base, named_parameters=model.named_parameters())
         elif name == "one-worker-diloco":
             from mpi4py import MPI
 
@@ -122,6 +132,14 @@ class Contender:
                 for tensor in self.model.state_dict().values():
                     dist.broadcast(tensor, 0)
             yield
+
+    def close(self):
+        """Leave nothing behind that would slow down the next one. Collective."""
+        if self._name == "horovod":
+            import horovod.torch as hvd
+
+            # Its thread polls MPI all the time.
+            hvd.shutdown()
 
     @property
     def account_bytes(self):

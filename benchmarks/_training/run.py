@@ -117,6 +117,7 @@ def train(here, task, name, *, rate, seed, steps, every, bits_per_second, to_tar
         "accuracy": curve[-1][3] if curve else None,
         "curve": curve,
     }
+    contender.close()
     del contender
     gc.collect()
     return found
