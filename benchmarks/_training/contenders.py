@@ -19,6 +19,7 @@ METHODS = {
     "powersgd": (lambda rate, norm: hpctk.Mean(hpctk.PowerSGD(4)), "Mean(PowerSGD(4))"),
     "mean-clip": (lambda rate, norm: hpctk.Mean(clip=rate * norm), None),
     "saef": (lambda rate, norm: hpctk.SAEF(hpctk.TopK(0.01)), "SAEF(TopK(0.01))"),
+    "saef-top10": (lambda rate, norm: hpctk.SAEF(hpctk.TopK(0.1)), "SAEF(TopK(0.1))"),
     "saef-sign": (lambda rate, norm: hpctk.SAEF(hpctk.Sign(), server=hpctk.Sign()), "SAEF(Sign(), server=Sign())"),
     "error-feedback": (lambda rate, norm: hpctk.SAEF(hpctk.TopK(0.01), step_ahead=False), None),
     "ef21": (lambda rate, norm: hpctk.EF21(hpctk.TopK(0.01)), "EF21(TopK(0.01))"),
