@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import _rig
+from _training import forecast
 from _training import map as sheet
 from _training.page import page
 from _training.results import FOLDER, PAPERS
@@ -27,6 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     documents = {document["name"]: document for document in load(options.folder)}
     for name, document in documents.items():
+        forecast.foretell(document)
         document["curves"] = drawn(document, options.folder / f"{name}.png")
     target = options.folder.parent / "RESULTS.md"
     target.write_text(page(documents, published(options.folder / PAPERS.name)))

@@ -9,13 +9,14 @@ each run, and a job that is started again goes on from there. `./launch/bench re
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
 
 import _rig
 import torch
-from _training import contenders, results, tasks
+from _training import contenders, forecast, results, tasks
 from _training.run import train
 
 from hpctk.cli.core.table import bytes_text, seconds_text, table
@@ -109,7 +110,7 @@ def main() -> None:
     search(here, task, options, document, keep, limits)
     compete(here, task, options, document, keep, limits)
     if options.predict:
-        predict(here, document, params)
+        predict(here, document)
         keep()
     if here.rank == 0:
         print(shown(document, task, here))
@@ -165,47 +166,20 @@ def compete(here, task, options, document, keep, limits):
         )
 
 
-def predict(here, document, params):
-    """Put what `hpctk advise` predicts from a calibration beside the measured steps. Collective."""
-    from hpctk.advise.local_work import ORDINARY
+def predict(here, document):
+    """Calibrate, and put what `hpctk advise` predicts beside the measured steps. Collective."""
+    from hpctk.advise.local_work import into_calibration
     from hpctk.advise.measure import measure
-    from hpctk.advise.predict import fastest
-    from hpctk.advise.predict import predict as predicted
-    from hpctk.advise.question import Question
-    from hpctk.advise.recommend import recommend
     from hpctk.collectives.tuning.calibrate import calibrate
 
     report = _rig.reporter(here)
-    known, local = calibrate(here, report), {**ORDINARY, **measure(here, report)}
-    alone = [run["step_s"] for run in document["runs"] if run["method"] == "alone"]
-    if here.rank or not alone:
-        report("no predictions: they need --methods alone,... for the step without a network") if not alone else None
-        return
-    per_node = max(len(ranks) for ranks in here.nodes)
-    # The cores that compute also move the bytes: nothing hides.
-    optimizer = "sgd" if document["settings"]["metric"] == "accuracy" else "adam"
-    question = Question(
-        params, sorted(alone)[len(alone) // 2], here.size, per_node, optimizer, overlap_share=0.0, periods=(16,)
-    )
-    priced = predicted(question, known, local)
-    by_way = {entry.name: entry for entry in fastest(priced)}
-    advised = recommend(priced)
-    document["advice"] = {
-        "name": next((n for n in contenders.NAMES if contenders.way_of(n) == advised.choice.name), None),
-        "way": advised.choice.name,
-        "verdict": advised.verdict,
-    }
-    measured = {row["name"]: row["seconds"] for row in results.summary(document, list(contenders.NAMES))}
-    document["predictions"] = [
-        {
-            "name": name,
-            "measured_s": seconds,
-            "predicted_s": by_way[contenders.way_of(name)].seconds,
-            "ratio": by_way[contenders.way_of(name)].seconds / seconds,
-        }
-        for name, seconds in measured.items()
-        if contenders.way_of(name) in by_way
-    ]
+    text = into_calibration(calibrate(here, report).to_json(), measure(here, report))
+    if here.rank == 0:
+        document["calibration"] = json.loads(text)
+        document["summary"] = results.summary(document, list(contenders.NAMES))
+        forecast.foretell(document)
+        if not document["predictions"]:
+            report("no predictions: they need --methods alone,... for the step without a network")
 
 
 def shown(document, task, here):
