@@ -128,9 +128,8 @@ class Part:
         self.lo, self.hi = bounds(len(flat), here.size, range(here.rank, here.rank + 1))
         if room is None:
             room = engine.workspace("consensus", self.room_bytes(here, flat))
-        #: Everyone's part of the elements that this rank aggregates.
+        #: The others' parts of the elements that this rank aggregates; its own stays where it is.
         self.parts = room.view(flat.dtype).reshape(here.size, self.hi - self.lo)
-        self.parts[here.rank] = flat[self.lo : self.hi]
         self._groups = groups
         self._weights: list[Any] = []
         self._waiting: dict[int, int] = {}
@@ -175,7 +174,8 @@ class Part:
         found = []
         for group, start, stop in groups_within(self._groups, lo, hi):
             inner, squared = np.zeros(len(self.parts)), np.zeros(len(self.parts))
-            add_products(self.parts, start - self.lo, stop - self.lo, inner, squared)
+            own = self.flat[start:stop]
+            add_products(self.parts, start - self.lo, stop - self.lo, inner, squared, own, self.here.rank)
             found.append((group, inner, squared))
         return found
 
@@ -203,8 +203,8 @@ class Part:
         from hpctk.kernels.consensus import weighted_sum
 
         for group, start, stop in groups_within(self._groups, lo, hi):
-            weights = np.asarray(self._weights[group], self.parts.dtype)
-            weighted_sum(self.parts, start - self.lo, stop - self.lo, weights, self.flat[start:stop])
+            weights, own = np.asarray(self._weights[group], self.parts.dtype), self.flat[start:stop]
+            weighted_sum(self.parts, start - self.lo, stop - self.lo, weights, own, self.here.rank)
 
     def _segments(self, lo: int, hi: int) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of the engine's segments in elements lo .. hi-1; all at once for a rank alone."""

@@ -1,8 +1,9 @@
 """One-pass AdaCons through memory that all ranks of a node share: consensus.py's two halves without messages.
 
-Chunk by chunk each rank takes its share of everyone's gradients out of their slots, keeps it, and forms the inner
-products while it is in the cache. Once all weights are known it forms the weighted sum of what it kept and gives it to
-all. A chunk's shares, their order, and who sums them depend on sizes alone: same bits everywhere.
+Chunk by chunk each rank takes its share of the others' gradients out of their slots, keeps it, and forms the inner
+products while it is in the cache. Once all weights are known it forms the weighted sum of what it kept, and of its own,
+where that lies, and gives it to all. A chunk's shares, their order, and who sums them depend on sizes alone: same bits
+everywhere.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ class SharedPart:
         self.here, self.flat, self.members = here, flat, list(range(len(groups) - 1))
         self._window, engine = window, engine_of(here)
         self._collecting = Collecting(window, flat, groups)
-        self._run = SharedMemoryRun(window, self._collecting, engine.traffic())
-        room = engine.workspace("consensus", here.size * self._run.owned * flat.itemsize)
-        self._collecting.parts = room.view(flat.dtype).reshape(here.size, self._run.owned)
-        engine.start_shared(self._run, len(flat), flat.itemsize, "reduce_scatter")
+        # A run that was made has its turn at the window: another thread must be refused before.
+        with here.one_thread:
+            self._run = SharedMemoryRun(window, self._collecting, engine.traffic())
+            room = engine.workspace("consensus", here.size * self._run.owned * flat.itemsize)
+            self._collecting.parts = room.view(flat.dtype).reshape(here.size, self._run.owned)
+            engine.start_shared(self._run, len(flat), flat.itemsize, "reduce_scatter")
 
     def products(self) -> Any:
         """Return <g_j, S> and ||g_j||^2 over this rank's shares, once all is there: 2 x groups x ranks."""
@@ -44,8 +47,9 @@ class SharedPart:
     def gather(self, weights: Sequence[Any]) -> None:
         """Form the aggregate with the weights of all groups, and give it to everyone. Collective. In place."""
         engine, spreading = engine_of(self.here), Spreading(self._collecting, weights)
-        run = SharedMemoryRun(self._window, spreading, engine.traffic())
-        engine.start_shared(run, len(self.flat), self.flat.itemsize, "allgather", own=self._run.owned)
+        with self.here.one_thread:
+            run = SharedMemoryRun(self._window, spreading, engine.traffic())
+            engine.start_shared(run, len(self.flat), self.flat.itemsize, "allgather", own=self._run.owned)
         engine.complete(run, f"giving everyone an aggregate of {len(self.flat)} elements")
 
 
@@ -55,7 +59,7 @@ class Collecting:
     Attributes
     ----------
     parts : array of ranks x owned elements
-        Everyone's part of the elements that this rank aggregates.
+        The others' parts of the elements that this rank aggregates.
     products : array of 2 x groups x ranks
     """
 
@@ -74,16 +78,18 @@ class Collecting:
             self.slots[self.rank][slot][first:end] = self.flat[lo + first : lo + end]
 
     def reduce(self, slot: int, lo: int, first: int, end: int) -> None:
-        """Keep everyone's part of this rank's share of a chunk, and form its inner products."""
+        """Keep the others' parts of this rank's share of a chunk, and form its inner products."""
         from hpctk.kernels.consensus import add_products
 
         at, self._at = self._at, self._at + end - first
         for rank, row in enumerate(self.slots):
-            part = self.flat[lo + first : lo + end] if rank == self.rank else row[slot][first:end]
-            self.parts[rank, at : self._at] = part
+            if rank != self.rank:
+                self.parts[rank, at : self._at] = row[slot][first:end]
         for group, start, stop in groups_within(self.groups, lo + first, lo + end):
             here = at - lo - first
-            add_products(self.parts, here + start, here + stop, *self.products[:, group])
+            inner, squared = self.products[:, group]
+            own = self.flat[start:stop]
+            add_products(self.parts, here + start, here + stop, inner, squared, own, self.rank)
 
     def copy_out(self, rank: int, slot: int, lo: int, first: int, end: int) -> None:
         """Take nothing: there is no result yet."""
@@ -109,7 +115,7 @@ class Spreading:
         of, at, self._at = self._of, self._at, self._at + end - first
         for group, start, stop in groups_within(of.groups, lo + first, lo + end):
             here = at - lo - first
-            weighted_sum(of.parts, here + start, here + stop, self._weights[group], of.flat[start:stop])
+            weighted_sum(of.parts, here + start, here + stop, self._weights[group], of.flat[start:stop], of.rank)
         of.slots[of.rank][slot][first:end] = of.flat[lo + first : lo + end]
 
     def copy_out(self, rank: int, slot: int, lo: int, first: int, end: int) -> None:

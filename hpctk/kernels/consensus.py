@@ -15,35 +15,40 @@ Array = NDArray[Any]
 BLOCK = 256
 
 
-def add_products(parts: Array, lo: int, hi: int, inner: Array, squared: Array) -> None:
+def add_products(parts: Array, lo: int, hi: int, inner: Array, squared: Array, own: Array, rank: int) -> None:
     """Add <g_j, S> and ||g_j||^2 of all ranks j to `inner` and `squared`, in place. S is the sum of all g_j.
 
-    `parts` are ranks x elements of float32 or float64, contiguous, of which elements lo .. hi-1 are looked at. Products
-    and their sums are float64.
+    `parts` are ranks x elements of float32 or float64, contiguous, of which elements lo .. hi-1 are looked at; those of
+    `rank` are not there, but in `own`, from its beginning. Products and their sums are float64.
     """
-    _add_products(parts.reshape(-1), len(parts), parts.shape[1], lo, hi, inner, squared)
+    _add_products(parts.reshape(-1), len(parts), parts.shape[1], lo, hi, inner, squared, own[: hi - lo], rank)
 
 
-def weighted_sum(parts: Array, lo: int, hi: int, weights: Array, out: Array) -> None:
-    """Write the sum of weights[j] * parts[j, lo:hi] into `out`, in the order of j. Arrays as for `add_products`."""
-    _weighted_sum(parts.reshape(-1), parts.shape[1], lo, weights, out[: hi - lo])
+def weighted_sum(parts: Array, lo: int, hi: int, weights: Array, own: Array, rank: int) -> None:
+    """Overwrite `own` by the sum of weights[j] * parts[j, lo:hi], in the order of j. Arrays as for `add_products`."""
+    _weighted_sum(parts.reshape(-1), parts.shape[1], lo, weights, own[: hi - lo], rank)
 
 
 @compiled
-def _add_products(flat: Array, ranks: int, width: int, lo: int, hi: int, inner: Array, squared: Array) -> None:
+def _add_products(
+    flat: Array, ranks: int, width: int, lo: int, hi: int, inner: Array, squared: Array, own: Array, rank: int
+) -> None:
     total, products, squares = np.empty(BLOCK), np.zeros(BLOCK), np.zeros(BLOCK)
     for first in range(lo, hi, BLOCK):
         n = min(BLOCK, hi - first)
         summed = total[:n]
-        row = flat[first : first + n]
-        for k in range(n):
-            summed[k] = np.float64(row[k])
-        for j in range(1, ranks):
-            row = flat[j * width + first : j * width + first + n]
-            for k in range(n):
-                summed[k] += np.float64(row[k])
         for j in range(ranks):
-            row = flat[j * width + first : j * width + first + n]
+            begin = j * width + first
+            row = own[first - lo : first - lo + n] if j == rank else flat[begin : begin + n]
+            if j == 0:
+                for k in range(n):
+                    summed[k] = np.float64(row[k])
+            else:
+                for k in range(n):
+                    summed[k] += np.float64(row[k])
+        for j in range(ranks):
+            begin = j * width + first
+            row = own[first - lo : first - lo + n] if j == rank else flat[begin : begin + n]
             products[n:] = 0.0
             squares[n:] = 0.0
             for k in range(n):
@@ -62,16 +67,21 @@ def _add_products(flat: Array, ranks: int, width: int, lo: int, hi: int, inner: 
 
 
 @compiled
-def _weighted_sum(flat: Array, width: int, lo: int, weights: Array, out: Array) -> None:
-    for first in range(0, len(out), BLOCK):
-        piece = out[first : first + BLOCK]
+def _weighted_sum(flat: Array, width: int, lo: int, weights: Array, own: Array, rank: int) -> None:
+    kept = np.empty(BLOCK, own.dtype)
+    for first in range(0, len(own), BLOCK):
+        piece = own[first : first + BLOCK]
+        n = len(piece)
+        mine = kept[:n]
+        for k in range(n):
+            mine[k] = piece[k]
         for j in range(len(weights)):
             weight = weights[j]
             begin = j * width + lo + first
-            row = flat[begin : begin + len(piece)]
+            row = mine if j == rank else flat[begin : begin + n]
             if j == 0:
-                for k in range(len(piece)):
+                for k in range(n):
                     piece[k] = row[k] * weight
             else:
-                for k in range(len(piece)):
+                for k in range(n):
                     piece[k] += row[k] * weight

@@ -13,9 +13,14 @@ from hpctk.kernels.plain.ordered import add_in_order, pieces
 Array = NDArray[Any]
 
 
-def _add_products(flat: Array, ranks: int, width: int, lo: int, hi: int, inner: Array, squared: Array) -> None:
+def _add_products(
+    flat: Array, ranks: int, width: int, lo: int, hi: int, inner: Array, squared: Array, own: Array, rank: int
+) -> None:
     for first, end in pieces(lo, hi):
-        rows = [flat[j * width + first : j * width + end].astype(np.float64) for j in range(ranks)]
+        rows = [
+            (own[first - lo : end - lo] if j == rank else flat[j * width + first : j * width + end]).astype(np.float64)
+            for j in range(ranks)
+        ]
         total = rows[0].copy()
         for row in rows[1:]:
             total += row
@@ -34,11 +39,12 @@ def _block_sums(products: Array) -> Array:
     return blocks[:, 0]
 
 
-def _weighted_sum(flat: Array, width: int, lo: int, weights: Array, out: Array) -> None:
-    for first, end in pieces(0, len(out)):
-        piece = out[first:end]
+def _weighted_sum(flat: Array, width: int, lo: int, weights: Array, own: Array, rank: int) -> None:
+    for first, end in pieces(0, len(own)):
+        piece = own[first:end]
+        mine = piece.copy()
         for j, weight in enumerate(weights):
-            row = flat[j * width + lo + first : j * width + lo + end]
+            row = mine if j == rank else flat[j * width + lo + first : j * width + lo + end]
             if j == 0:
                 np.multiply(row, weight, out=piece)
             else:

@@ -127,8 +127,8 @@ def results():
                 thin.transposed_times(matrix, weights[1, : len(matrix)], threads=2),
             )
             parts, inner, squared = np.stack([a, b, c]), np.ones(3), np.zeros(3)
-            consensus.add_products(parts, n // 5, n, inner, squared)
-            consensus.weighted_sum(parts, n // 5, n, np.array([0.3, 0.1, -0.7], dtype), read)
+            consensus.add_products(parts, n // 5, n, inner, squared, x, 1)
+            consensus.weighted_sum(parts, n // 5, n, np.array([0.3, 0.1, -0.7], dtype), read, 2)
             take(inner, squared, read)
             target, written = c.copy(), np.empty((n + 7) // 8, np.uint8)
             take(
