@@ -159,22 +159,22 @@ class MeanRun(BucketRun):
         if self._compressor is not None:
             _ = self._bucketed
 
-    def start_bucket(self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False) -> Handle | Bucket:
+    def start_bucket(
+        self, lane: int, gradients: dict[str, torch.Tensor], *, in_order: bool = False
+    ) -> tuple[Handle, int] | Bucket:
         """Start averaging some gradients. Collective over the communicator. Not in place."""
         if self._compressor is not None:
             return self._bucketed.start(lane, gradients, in_order=in_order)
-        flat = self.memory.joined(lane, gradients.values())
-        dtype = buffers.dtype_of(flat)
-        # What is summed in float32 is divided before it is rounded; the rest when it is written into the gradients.
-        op = "mean" if dtype.widened else "sum"
-        return start_in_place(self.replica.world, flat, dtype, op, self.replica.schedule, None if in_order else lane)
+        here, flat = self.replica.world, self.memory.joined(lane, gradients.values())
+        own_lane = None if in_order else lane
+        # Divided when it is written into the gradients, by the ranks of now.
+        return start_in_place(here, flat, buffers.dtype_of(flat), "sum", self.replica.schedule, own_lane), here.size
 
     def finish_buckets(self, buckets: list[Any], has: set[str]) -> list[BucketResult]:
         """Return the means."""
         if self._compressor is not None:
             return [BucketResult(flat) for flat in self._bucketed.finish(buckets, has)]
-        sums = [handle.wait() for handle in buckets]
-        return [BucketResult(flat, 1 if buffers.dtype_of(flat).widened else self.replica.world.size) for flat in sums]
+        return [BucketResult(handle.wait(), size) for handle, size in buckets]
 
     def commit(self) -> None:
         """Keep what the compressor has left behind."""

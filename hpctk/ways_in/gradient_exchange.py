@@ -35,8 +35,11 @@ class UnderWay(Protocol):
     @property
     def looks(self) -> Mapping[str, Look]: ...
 
-    def finish(self, has: set[str]) -> Mapping[str, BucketResult]:
-        """Bring them home; `has` names the parameters with a gradient on some rank. Collective."""
+    def finish(self, has: set[str], gradients: Mapping[str, torch.Tensor | None]) -> Mapping[str, BucketResult]:
+        """Let the others leave, too, and bring all home. Collective over the communicator.
+
+        `has` names the parameters with a gradient on some rank; `gradients` are this rank's, as they are to travel.
+        """
 
 
 def exchange_gradients(
@@ -110,7 +113,7 @@ def _exchange(
         return status, {}
     has = run.replica.names if all(status.has) else [n for n, x in zip(run.replica.names, status.has, strict=True) if x]
     # Buckets that are under way must come home in any case.
-    results = None if buckets is None else buckets.finish(set(has))
+    results = None if buckets is None else buckets.finish(set(has), dict(zip(run.replica.names, found, strict=True)))
     if not has or status.bad is not None:
         return status, {}
     held, made = _writable(run.replica, found, status.has)
@@ -243,17 +246,20 @@ class Buckets:
         if scale != 1:
             wide = ((name, x / scale) for name, x in wide)
         sent = dict(wide)
-        for name, gradient in sent.items():
-            self.looks[name] = found = look((gradient,))
-            if found.bad is not None:
-                # Nothing of it: that it is bad, all ranks hear when the step is opened.
-                sent[name] = torch.zeros_like(gradient)
+        found = look(list(sent.values()))
+        self.looks |= dict.fromkeys(sent, found)
+        if found.bad is not None:
+            for name, gradient in sent.items():
+                self.looks[name] = found = look((gradient,))
+                if found.bad is not None:
+                    # Nothing of it: that it is bad, all ranks hear when the step is opened.
+                    sent[name] = torch.zeros_like(gradient)
         with self._engine.span(f"bucket {number}"):
             under_way = self._run.start_bucket(self._lanes[number], sent, in_order=in_order)
         self._started.append(({name: x.numel() for name, x in sent.items()}, under_way))
 
-    def finish(self, has: set[str]) -> dict[str, BucketResult]:
-        """Return what came of each parameter. Collective over the communicator."""
+    def finish(self, has: set[str], gradients: Mapping[str, torch.Tensor | None]) -> dict[str, BucketResult]:
+        """Return what came of each parameter; all gradients have left. Collective over the communicator."""
         started, self._started, self.looks = self._started, [], {}
         try:
             results = self._run.finish_buckets([under_way for _, under_way in started], has)
@@ -268,9 +274,9 @@ class Buckets:
 
     def forget(self) -> None:
         """Take no notice of buckets that an error has left under way. Local."""
-        self.looks = {}
-        if self._started:
-            self._started = []
+        # One that an error has kept from starting was looked at, too.
+        if self.looks:
+            self._started, self.looks = [], {}
             self._run.forget_buckets()
 
     def renew(self) -> None:

@@ -146,27 +146,31 @@ class Overlap:
             engine.recorders.exposed_s += time.perf_counter() - began
 
     def _start(self) -> None:
-        """Start the next bucket. Collective over the communicator."""
-        names, members = self._replica.names, self._members[len(self._buckets)]
-        self._buckets.start(((names[i], self._sent(i)) for i in members), scale=self.scale())
+        """Start the next bucket, of gradients as backward has left them. Collective over the communicator."""
+        replica = self._replica
+        held = {i: replica.dense_gradient(i, replica.own[i].grad) for i in self._members[len(self._buckets)]}
+        self._leave(held, self.scale())
 
-    def _sent(self, i: int) -> torch.Tensor:
-        own = self._replica.own[i]
-        gradient = self._replica.dense_gradient(i, own.grad)
-        return torch.zeros_like(own).detach() if gradient is None else gradient
+    def _leave(self, held: dict[int, torch.Tensor | None], scale: float) -> None:
+        names, own = self._replica.names, self._replica.own
+        sent = ((names[i], torch.zeros_like(own[i]).detach() if x is None else x) for i, x in held.items())
+        self._buckets.start(sent, scale=scale)
 
     @property
     def looks(self) -> Mapping[str, Look]:
         """What was found in each gradient that has left."""
         return self._buckets.looks
 
-    def finish(self, has: set[str]) -> dict[str, BucketResult]:
-        """Start what has not left yet, and return what came of each parameter. Collective over the communicator."""
+    def finish(self, has: set[str], gradients: Mapping[str, torch.Tensor | None]) -> dict[str, BucketResult]:
+        """Start what has not left yet, and return what came of each parameter. Collective over the communicator.
+
+        `gradients` are those of this step as they are to travel: divided by the loss's scale already.
+        """
         if self._failed is not None:
             raise self._failed
         while len(self._buckets) < len(self._members):
-            self._start()
-        results = self._buckets.finish(has)
+            self._leave({i: gradients[self._replica.names[i]] for i in self._members[len(self._buckets)]}, 1.0)
+        results = self._buckets.finish(has, gradients)
         self._reset()
         return results
 

@@ -467,3 +467,26 @@ def test_buckets_and_other_collectives_in_different_orders(world, last):
     finally:
         if world.rank == 0:
             globals()["loss_of"] = original
+
+
+@pytest.mark.parametrize("method", [hpctk.Mean(), hpctk.Mean(hpctk.TopK(0.5)), hpctk.AdaCons()], ids=repr)
+def test_buckets_that_leave_at_step_are_divided_by_the_scale_once(world, method):
+    """The bucket of a parameter that rank 0 has not used never fills in its backward, nor do those after it leave."""
+
+    def train(overlap):
+        model = net()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        opt = hpctk.DistributedOptimizer(
+            sgd(model.parameters()), method, model=model, overlap=overlap, grad_scaler=scaler
+        )
+        for t in range(3):
+            opt.zero_grad()
+            model[2].bias.requires_grad_(world.rank != 0)
+            loss = loss_of(model, world.rank, t)
+            model[2].bias.requires_grad_(True)
+            scaler.scale(loss).backward()
+            scaler.step(opt)
+            scaler.update()
+        return model
+
+    assert_alike(train(True), train(False))
