@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import hpctk
 from hpctk.collectives.allreduce import iallreduce
-from hpctk.comm.mpi import small_messages
+from hpctk.comm.mpi import counter, small_messages
 from hpctk.comm.mpi import world as mpi_world
 
 #: MPI's own that return at once.
@@ -81,3 +81,10 @@ def test_leaving_waits_no_longer_than_it_may(world, monkeypatch):
     world.control.Send([b"x", 1, MPI.BYTE], world.rank, small_messages.LEAVING_TAG)
     mpi_world._wait_to_leave((request,))
     assert got == b"x"
+
+
+def test_a_counter_of_ranks_that_may_be_lost_copies_no_communicator(world, tolerant):
+    server = counter._CounterServer(world)
+    server.free()
+    assert tolerant == []
+    world.barrier("after a counter was freed")

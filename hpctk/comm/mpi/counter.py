@@ -134,8 +134,14 @@ class _CounterServer:
 
     def __init__(self, here: MpiWorld) -> None:
         self._here = here
-        self.comm, made = here.data.Idup()
-        here.wait([made], "making a shared word")
+        #: Whether it is the World's, on which nothing else has these tags. A copy of one's own would have to be made
+        #: by what small_messages.py does without.
+        self._borrowed = here.expects_losses
+        if self._borrowed:
+            self.comm = here.control
+        else:
+            self.comm, made = here.data.Idup()
+            here.wait([made], "making a shared word")
         # A rank may ask for a word that rank 0 has not come to make yet: it is 0.
         self._values: Counter[int] = Counter()
         #: Questions answered for each word, by rank, since somebody asked for them.
@@ -222,7 +228,8 @@ class _CounterServer:
         self.close()
         if self.serve in self._here.background:
             self._here.background.remove(self.serve)
-        self.comm.Free()
+        if not self._borrowed:
+            self.comm.Free()
 
 
 _exiting = threading.Event()

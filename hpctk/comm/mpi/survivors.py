@@ -44,13 +44,17 @@ def meet_survivors(comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm, M
     while True:
         fresh = _of_the_living(comm)
         copies: list[MPI.Intracomm] = []
-        try:
-            while len(copies) < 2:
+        complete = True
+        while complete and len(copies) < 2:
+            try:
                 # Not MPI_Comm_idup: it is made of what small_messages.py does without.
                 copies.append(_of_the_living(fresh))
-        except MPI.Exception:
-            fresh.Revoke()
-        if agreed(fresh, [copy.Get_size() for copy in copies] == 2 * [fresh.Get_size()]):
+                complete = copies[-1].Get_size() == fresh.Get_size()
+            except MPI.Exception:
+                complete = False
+            # After each: a rank for which it failed must not meet others here that are at the next one.
+            complete = agreed(fresh, complete)
+        if complete:
             return fresh, copies[0], copies[1]
         for lost in (fresh, *copies):
             lost.Revoke()

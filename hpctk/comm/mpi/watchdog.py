@@ -183,12 +183,11 @@ class Watchdog:
             waiter = self.waiter(operation)
             while not MPI.Request.Testall(requests):
                 waiter.pause(lambda: peers)
-        except MPI.Exception as error:
-            self.abandoned += requests
-            raise self.failure(error, operation) from error
-        except PeerError:
+        except BaseException as error:
             # Should the others come after all, MPI would write into memory that is somebody else's by then.
             self.abandoned += requests
+            if isinstance(error, MPI.Exception):
+                raise self.failure(error, operation) from error
             raise
 
     def work(self) -> bool:
