@@ -1,7 +1,7 @@
 """What `hpctk advise` says of a set-up, from a calibration of its links that is kept with the results.
 
 A result keeps what was measured; what is predicted of it is worked out anew whenever a report is made, so that it is
-always today's advisor that is judged.
+today's advisor that is judged. Results from before calibrations were kept have what was predicted on their day.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def foretell(document):
     text = json.dumps(document["calibration"])
     settings = document["settings"]
     question = Question(
-        document["params"], median(alone), settings["hosts"], settings["hosts"] // settings["nodes"],
+        document["params"], median(alone), settings["hosts"], -(-settings["hosts"] // settings["nodes"]),
         "sgd" if settings["metric"] == "accuracy" else "adam",
         # The cores that compute also move the bytes: nothing hides.
         overlap_share=0.0, periods=PERIODS, densities=DENSITIES,

@@ -22,7 +22,7 @@ from hpctk.comm.world import World
 ELEMENTS = 2_000_000
 SHAPE = (2000, 250)
 REPEATS = 3
-#: Seconds of three steps after which there are no more: on a slow link they wait for the network, which is not asked.
+#: Seconds of a step after which there are no more: on a slow link they wait for the network, which is not asked.
 ENOUGH_S = 1.0
 #: A period that no measurement comes to the end of.
 NEVER = 1_000_000
@@ -79,8 +79,11 @@ def _nanoseconds(here: World, method: Any, elements: int) -> float:
     base.register_step_post_hook(lambda *_: spent.update(base=spent["base"] + time.perf_counter()))
     named = [(f"p{i}", parameter) for i, parameter in enumerate(parameters)]
     opt = hpctk.DistributedOptimizer(base, method, named_parameters=named)
-    recorders, own, start = engine_of(here).recorders, [], time.perf_counter()
+    recorders, own, start = engine_of(here).recorders, [], 0.0
     for number in range(REPEATS + 2):
+        if number == 2:
+            # Kernels are compiled by now.
+            start = time.perf_counter()
         if number == 3 and -here.minimum([-round(1e9 * (time.perf_counter() - start))], "advise")[0] > 1e9 * ENOUGH_S:
             break
         for parameter, gradient in zip(parameters, gradients, strict=True):

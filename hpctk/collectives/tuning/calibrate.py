@@ -138,19 +138,23 @@ def measure(here: World, plans: list[Plan], nbytes: int, run_by: Mapping[str, in
         else:
             runs[plan.name] = partial(engine.run, plan, InPlace(array, 4, "float32"), **settings)
     times: dict[str, list[float]] = {name: [] for name in runs}
+    # Small ones come in a row: a single one would be lost in the noise of the barrier.
+    count = 20 if nbytes < 2**16 else 1
     for _ in range(REPEATS + 1):
         for name, run in runs.items():
-            # Small ones come in a row: a single one would be lost in the noise of the barrier.
-            times[name].append(timed(here, run, 20 if nbytes < 2**16 else 1))
-        if enough(times.values()):
+            times[name].append(timed(here, run, count))
+        if enough(times.values(), count):
             break
     return {name: median(row[1:]) for name, row in times.items()}
 
 
-def enough(times: Iterable[list[float]]) -> bool:
-    """Return whether rounds of these seconds, the same on all ranks, have taken long enough: two of them at least."""
+def enough(times: Iterable[list[float]], count: int = 1) -> bool:
+    """Return whether rounds have taken long enough, two of them at least.
+
+    `times` are the seconds of each call, `count` of them in a round, and the same on all ranks.
+    """
     rounds = list(times)
-    return len(rounds[0]) > 1 and sum(map(sum, rounds)) > ENOUGH_S
+    return len(rounds[0]) > 1 and count * sum(map(sum, rounds)) > ENOUGH_S
 
 
 def timed(here: World, run: Callable[[], Any], count: int = 1) -> float:
