@@ -233,8 +233,10 @@ def _start_shared(
             run = engine.start_hierarchical(window, here.nodes, flat, dtype, op)
         else:
             sums = summing(window, flat, dtype, op, None if source is None else buffers.flatten(source))
-            run = SharedMemoryRun(window, sums, engine.traffic())
-            engine.start_shared(run, len(flat), dtype.itemsize)
+            # A run that was made has its turn at the window: another thread must be refused before.
+            with here.one_thread:
+                run = SharedMemoryRun(window, sums, engine.traffic())
+                engine.start_shared(run, len(flat), dtype.itemsize)
         name = f"{schedule} allreduce of {len(flat)} elements"
 
         def is_done() -> bool:
