@@ -76,7 +76,7 @@ class MpiAllreduce:
             memory = MPI.memory.fromaddress(tensor.data_ptr(), n * dtype.itemsize)
         else:
             return False
-        if n > buffers.COUNT_LIMIT or not (self.blocks or self.sums(dtype, at_once=True)):
+        if n > buffers.COUNT_LIMIT or not self.sums(dtype, at_once=True):
             return False
         with self._one_thread:
             if self.blocks:

@@ -147,7 +147,6 @@ class Survival:
         if number is not None:
             world.attached[StatusExchange] = number
         world.attached[Survival] = others
-        world.expect_losses()
         if undo is not None:
             undo()
         if len(kept) == before:
