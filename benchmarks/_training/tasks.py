@@ -160,10 +160,10 @@ def make(name, data=None, *, tiny=False):
         optimizer, rate, metric, target, norm, batch = momentum, 0.02, "accuracy", 0.8, 5.0, 32 if name == "mlp" else 16
     else:
         told, *parts = text(data)
-        build = partial(Lstm, 32 if tiny else 640)
+        build, rate, target = partial(Lstm, 32 if tiny else 640), 4e-3, 1.8
         if name == "transformer":
-            build = partial(Transformer, 32 if tiny else 256, 1 if tiny else 4)
-        optimizer, rate, metric, target, norm, batch = adamw, 2e-3, "loss", 2.2, 1.0, 8
+            build, rate, target = partial(Transformer, 32 if tiny else 256, 1 if tiny else 4), 2e-3, 2.2
+        optimizer, metric, norm, batch = adamw, "loss", 1.0, 8
     held = slice(0, 100 if tiny else HELD_OUT if name in ("mlp", "cnn") else 400)
     train = [part[:400] if tiny else part for part in parts[:2]]
     test = [part[held] for part in parts[2:]]
