@@ -38,7 +38,10 @@ METHODS = {
     "saef-local": (lambda rate, norm: hpctk.SAEF(hpctk.TopK(0.02), step_ahead=0.85, period=5), None),
     "celgc-topk": (lambda rate, norm: hpctk.CELGC(rate * norm, period=16, compressor=hpctk.TopK(0.05)), None),
     "mgrawa-topk": (lambda rate, norm: hpctk.MGRAWA(period=16, compressor=hpctk.TopK(0.05)), None),
-    "mgrawa-chunk": (lambda rate, norm: hpctk.MGRAWA(period=16, compressor=hpctk.ChunkTopK()), None),
+    "mgrawa-chunk": (
+        lambda rate, norm: hpctk.MGRAWA(period=16, compressor=hpctk.ChunkTopK()),
+        "MGRAWA(period=16, compressor=ChunkTopK())",
+    ),
     "easgd": (lambda rate, norm: hpctk.EASGD(period=16), "EASGD(period=16)"),
     "lsgd": (lambda rate, norm: hpctk.LSGD(period=16), "LSGD(period=16)"),
 }

@@ -48,6 +48,7 @@ ORDINARY: Mapping[str, Passes] = {
     "local_sgd": Passes(2.2, 0.1),
     "celgc": Passes(4.3, 0.3),
     "mgrawa": Passes(3.3, 7.6),
+    "mgrawa chunk": Passes(3.3, 12.0),
     "lgrawa": Passes(6.2, 2.5),
     "episode": Passes(1.5, 4.0),
     "diloco": Passes(0.0, 4.0),

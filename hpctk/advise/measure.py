@@ -47,6 +47,7 @@ IN_ROUNDS: Mapping[str, Callable[[int], Any]] = {
     "local_sgd": lambda period: hpctk.LocalSGD(period=period),
     "celgc": lambda period: hpctk.CELGC(clip=0.1, period=period),
     "mgrawa": lambda period: hpctk.MGRAWA(period=period),
+    "mgrawa chunk": lambda period: hpctk.MGRAWA(period=period, compressor=hpctk.ChunkTopK()),
     "lgrawa": lambda period: hpctk.LGRAWA(period=period),
     "diloco": lambda period: hpctk.DiLoCo(period=period),
     "sparse_loco": lambda period: hpctk.SparseLoCo(period=period),
