@@ -101,7 +101,8 @@ class Contender:
             self._own = self._opt = hpctk.DistributedOptimizer(base, method, model=model, comm=MPI.COMM_SELF)
         elif name in METHODS:
             method = METHODS[name][0](rate, task.norm)
-            early = name in ("mean", "adacons")
+            # As `hpctk advise` writes it.
+            early = name in ("mean", "adacons") and len(here.nodes) > 1
             self._own = self._opt = hpctk.DistributedOptimizer(base, method, model=model, overlap=early)
 
     def step(self, seed, number):

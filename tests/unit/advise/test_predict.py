@@ -162,3 +162,17 @@ def test_the_nearest_measurement(tmp_path):
     assert "at 5e+07" in found.where
     assert "MGRAWA 3.0 s, SASG did not reach it" in found.text
     assert evidence.nearest(QUESTION, 1e8, evidence.load(tmp_path / "none")) is None
+
+
+def test_nothing_leaves_early_within_a_node():
+    found = by_name(dataclasses.replace(QUESTION, ranks=4, per_node=4))
+    assert "overlap" not in found["Mean()"].code
+    assert "overlap=True" in by_name()["Mean()"].code
+
+
+def test_local_steps_are_compressed_where_that_makes_a_step_twice_as_short():
+    question = dataclasses.replace(QUESTION, periods=(16,), overlap_share=0.0)
+    chosen = {rate: recommend(predict(question, network(rate), ORDINARY)).choice for rate in ("1gbit", "20mbit")}
+    assert chosen["1gbit"].change < 4, chosen["1gbit"]
+    assert chosen["20mbit"].change == 4, chosen["20mbit"]
+    assert "compressor=hpctk.ChunkTopK()" in by_name(question)["MGRAWA(period=16, compressor=ChunkTopK())"].code
