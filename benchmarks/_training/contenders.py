@@ -46,7 +46,7 @@ METHODS = {
     "lsgd": (lambda rate, norm: hpctk.LSGD(period=16), "LSGD(period=16)"),
 }
 #: Those that are not hpctk's: DDP over gloo, and each rank by itself, which also tells what a step takes alone.
-OTHERS = {"ddp": "DDP, 32 bit", "ddp-fp16": "DDP, fp16 hook", "horovod": None, "alone": None}
+OTHERS = {"ddp": "DDP, 32 bit", "ddp-fp16": "DDP, fp16 hook", "alone": None, "horovod": None}
 #: Controls without a network: rank 0 trains on the batches of all, the others rest. What local steps and an outer
 #: optimizer do for learning must be told from what more workers do for it.
 ONE_WORKER = {"one-worker": None, "one-worker-diloco": METHODS["diloco"][0]}
