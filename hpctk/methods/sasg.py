@@ -50,7 +50,11 @@ from hpctk.settings import documented, setting
 @documented
 @dataclass(frozen=True)
 class SASG(LocalStepMethod):
-    """Upload the top-k of update plus residual, and only when the gradient has changed enough."""
+    """Upload the top-k of update plus residual, and only when the gradient has changed enough.
+
+    The defaults are the authors', for SGD without momentum. Otherwise begin with `SASG(density=0.1, alpha=0.1,
+    reduce="mean")`: with momentum the defaults were the worst of eight settings (benchmarks/RESULTS.md).
+    """
 
     kind: ClassVar[str] = "update"
     summary: ClassVar[str] = "sparse updates, only from the workers that have news"
