@@ -15,7 +15,8 @@ LIMITATIONS = """## Limitations
 - Learning rates were searched on a small grid, with the same number of steps for each method. A method that wants a
   rate outside the grid, or a longer search, is shown worse than it is.
 - All other settings are those in `benchmarks/_training/contenders.py`, for every task.
-- Horovod, torch's PowerSGD hook and torchft are no contenders here yet."""
+- torch's PowerSGD hook and torchft are no contenders here yet; Horovod can be (`--methods horovod`), and is in none of
+  these files."""
 INTRODUCTION = """Real training to a target on held-out data, on emulated hosts with limited links.
 `./launch/bench train` measures; `./launch/bench report` writes this page from the files in `results/`."""
 

@@ -2,7 +2,7 @@
 
 Nanoseconds for each parameter, in every step and, for methods with local steps, in every round. The figures below
 were measured in one run of two ranks, one core each (`hpctk mpirun -n 2 hpctk advise ...` measures yours, and keeps
-them in the calibration file); those of DDP, EPISODE, DiLoCo and LSGD are estimates.
+them in the calibration file); those of DDP, EPISODE, DiLoCo, LSGD, SparseLoCo and MGRAWA with ChunkTopK are estimates.
 """
 
 from __future__ import annotations
