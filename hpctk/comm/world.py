@@ -72,6 +72,8 @@ class World(Agreement):
     attached: dict[type, Any]
     #: Whether something that lies on a device has travelled through host memory.
     has_staged = False
+    #: How many ranks were lost since the job began.
+    lost_ranks = 0
     #: What a collective may raise where a rank is lost.
     losses: tuple[type[Exception], ...] = (PeerError,)
 

@@ -81,6 +81,16 @@ def test_random_faults(number):
     survive(RANKS, jobs(METHODS, KILLS, RANKS, seed=0)[number])
 
 
+@pytest.mark.parametrize("nbytes", [8, 400, 5000, 200_000])
+def test_messages_under_way_between_those_that_are_left(nbytes):
+    """Looked at once their communicator is revoked, they end the process: of three such jobs one goes on, by chance."""
+    for seed in range(40 if os.environ.get("HPCTK_FULL") else 3):
+        words = [sys.executable, "-m", "mpi4py", str(HERE / "lost_messages.py"), str(nbytes), str(seed)]
+        ended = run(mpirun(8, *words, tolerant=True), timeout_s=120)
+        assert ended.code == 0, (seed, ended.output)
+        assert ended.output.count(": ok") == 2, (seed, ended.output)
+
+
 #: The same of asynchronous methods, by the program lost_tickets.py.
 TICKETS = (5, [("MGRAWA", [(0, 2, "step")]), ("LGRAWA", [(1, 3, "exchange"), (0, 4, "step")])])
 

@@ -1,5 +1,7 @@
 """Collectives of a few numbers that are made of messages, and that jobs which are to outlive a rank use no others."""
 
+import gc
+import sys
 from functools import partial
 
 import pytest
@@ -70,6 +72,42 @@ def test_others_do(world, tolerant, monkeypatch):
     monkeypatch.setattr(world, "expects_losses", False)
     world.barrier()
     assert tolerant == ["Iallreduce"]
+
+
+class SendsFail:
+    """A communicator whose sends fail at once, as those to a lost rank do; what it was to receive into is kept here."""
+
+    def __init__(self, comm):
+        self._comm, self.memory = comm, None
+
+    def __getattr__(self, name):
+        return getattr(self._comm, name)
+
+    def Irecv(self, buffer, source, tag):
+        self.memory = buffer[0]
+        return self._comm.Irecv(buffer, source, tag)
+
+    def Isend(self, buffer, target, tag):
+        raise MPI.Exception(MPI.ERR_PROC_FAILED)
+
+
+def test_a_send_that_fails_leaves_memory_to_what_may_still_come(world):
+    if world.size == 1:
+        pytest.skip("one rank sends nothing")
+    comm = SendsFail(world.control)
+    with pytest.raises(MPI.Exception):
+        small_messages.minimum(comm, [1], lambda requests: None)
+    world.barrier("before the message comes")
+    gc.collect()
+    (request,) = small_messages._unclaimed
+    # By the request, the message's memory is somebody's, besides this test's.
+    assert sys.getrefcount(comm.memory) > 2
+    world.control.Send(
+        [(7).to_bytes(8, "little"), 8, MPI.BYTE], (world.rank + 1) % world.size, small_messages.MINIMUM_TAG
+    )
+    request.Wait()
+    assert int.from_bytes(comm.memory, "little") == 7
+    small_messages._unclaimed.clear()
 
 
 def test_leaving_waits_no_longer_than_it_may(world, monkeypatch):

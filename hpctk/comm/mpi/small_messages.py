@@ -1,8 +1,8 @@
 """Collectives of a few numbers, made of messages: for jobs that are to outlive a rank.
 
-Open MPI 5.0's own that return at once (MPI_Iallreduce and the like) free their messages where a rank is lost. If one of
-these then fails, the process is ended ("Send error after request freed"), whatever the error handler says: that took
-down a survivor in about one loss in two hundred. What is started here is kept until it is complete.
+Open MPI 5.0's own that return at once (MPI_Iallreduce and the like) look at their messages where a rank is lost, which
+ends the process ("Send error after request freed", see `completed` in survivors.py), whatever the error handler says:
+that took down a survivor in about one loss in two hundred. What is started here is kept until it is complete.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ Wait = Callable[[Sequence[MPI.Request]], None]
 #: Tags of the minimum, from there on one for each round, also of that when ranks leave; and of the broadcast.
 MINIMUM_TAG, LEAVING_TAG, BROADCAST_TAG = 1000, 1100, 1200
 
+#: Receives that nobody waits for, as the send beside them failed: their messages may still come, and need the memory.
+_unclaimed: list[MPI.Request] = []
+
 
 def minimum(comm: MPI.Intracomm, values: Sequence[int], wait: Wait, tag: int = MINIMUM_TAG) -> list[int]:
     """Return the smallest of all ranks' values at each position. Collective over the communicator.
@@ -30,7 +33,11 @@ def minimum(comm: MPI.Intracomm, values: Sequence[int], wait: Wait, tag: int = M
     while step < size:
         mine, theirs = pack(form, *least), bytearray(8 * len(least))
         received = comm.Irecv([theirs, len(theirs), MPI.BYTE], (rank - step) % size, tag)
-        sent = comm.Isend([mine, len(mine), MPI.BYTE], (rank + step) % size, tag)
+        try:
+            sent = comm.Isend([mine, len(mine), MPI.BYTE], (rank + step) % size, tag)
+        except MPI.Exception:
+            _unclaimed.append(received)
+            raise
         wait((received, sent))
         least = list(map(min, least, unpack(form, theirs)))
         step, tag = 2 * step, tag + 1

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import cast
 
@@ -33,6 +33,21 @@ def agreed(comm: MPI.Intracomm, mine: bool) -> bool:
         return bool(comm.Agree(int(mine)))
     except MPI.Exception:
         return False
+
+
+def completed(comm: MPI.Comm, requests: Sequence[MPI.Request]) -> list[int]:
+    """Return the positions of the requests that are complete now; for ranks that outlive others on `comm`.
+
+    Where that was revoked MPI.Exception says so, and no request is looked at: Open MPI 5.0 would give up and free a
+    send that is under way, and end the process ("Send error after request freed") once the peer, which lives, has
+    taken the message. MPI_Testsome does not look again once it has let MPI go on, as MPI_Test does; what it learns
+    meanwhile is seen here before the next look.
+    """
+    if comm.Is_revoked():
+        raise MPI.Exception(MPI.ERR_REVOKED)
+    found = MPI.Request.Testsome(requests)
+    # None is active any more.
+    return list(range(len(requests))) if found is None else found
 
 
 def meet_survivors(comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm, MPI.Intracomm]:

@@ -16,12 +16,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from hpctk.comm.mpi.survivors import completed
 from hpctk.errors import PeerError
 
 WATCHED = 64
@@ -123,17 +123,23 @@ class Waiter:
 
 
 def spun(requests: Sequence[MPI.Request]) -> bool:
-    """Look at requests for a moment, in as few calls of Python as can be; return whether all are complete."""
-    test = requests[0].Test if len(requests) == 1 else partial(MPI.Request.Testall, requests)
-    for _ in range(LOOKS):
-        if test():
-            return True
-    until = time.monotonic() + FEW_S
-    while time.monotonic() < until:
-        os.sched_yield()
-        if test():
-            return True
-    return False
+    """Look at requests for a moment, in as few calls of Python as can be; return whether all are complete.
+
+    One after the other: they are waited for together, and to look at one lets MPI go on with all.
+    """
+    until = 0.0
+    for request in requests:
+        looks = 0
+        while not request.Test():
+            looks += 1
+            if looks < LOOKS:
+                continue
+            now = time.monotonic()
+            until = until or now + FEW_S
+            if now >= until:
+                return False
+            os.sched_yield()
+    return True
 
 
 class Watchdog:
@@ -165,7 +171,9 @@ class Watchdog:
         #: Requests that were given up, with their buffers.
         self.abandoned: list[MPI.Request] = []
 
-    def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
+    def wait(
+        self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = (), comm: MPI.Comm | None = None
+    ) -> None:
         """Wait until all `requests` are complete, or raise PeerError.
 
         Parameters
@@ -175,8 +183,13 @@ class Watchdog:
             What this rank is doing, for messages here and on other ranks.
         peers : iterable of int
             Ranks the requests depend on; all ranks where empty.
+        comm : MPI.Comm, optional
+            On which they are, where it may be revoked and this rank goes on.
         """
         try:
+            if comm is not None:
+                self._outlive(comm, requests, operation, peers)
+                return
             # A few looks before anything else: most waits of a few bytes end here.
             if spun(requests):
                 return
@@ -189,6 +202,25 @@ class Watchdog:
             if isinstance(error, MPI.Exception):
                 raise self.failure(error, operation) from error
             raise
+
+    def _outlive(self, comm: MPI.Comm, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int]) -> None:
+        pending, looks, until = list(requests), 0, 0.0
+        waiter: Waiter | None = None
+        while pending:
+            done = completed(comm, pending)
+            if done:
+                pending = [request for i, request in enumerate(pending) if i not in done]
+                continue
+            looks += 1
+            if looks < LOOKS:
+                continue
+            now = time.monotonic()
+            until = until or now + FEW_S
+            if now < until:
+                os.sched_yield()
+                continue
+            waiter = waiter or self.waiter(operation)
+            waiter.pause(lambda: peers)
 
     def work(self) -> bool:
         """Go on with everything in the background; return whether anything got done."""
@@ -291,7 +323,6 @@ class Watchdog:
 
     def listen(self, operation: str, answers: dict[int, str] | None = None) -> None:
         """Take in what has arrived: answer that we wait in `operation`, collect `answers`, note farewells."""
-        self._outgoing = [(request, data) for request, data in self._outgoing if not request.Test()]
         status = MPI.Status()
         while self.control.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
             peer, tag = status.Get_source(), status.Get_tag()
@@ -309,6 +340,8 @@ class Watchdog:
                 self.gave_up[peer] = text
             elif answers is not None and number == self._number:
                 answers[peer] = text
+        # Not before: on a communicator that was revoked the loop has raised.
+        self._outgoing = [(request, data) for request, data in self._outgoing if not request.Test()]
 
     def farewell(self, reason: str) -> None:
         """Tell those who watch this rank that it leaves the program."""

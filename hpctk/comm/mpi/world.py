@@ -34,7 +34,7 @@ from hpctk.comm.mpi import small_messages
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
-from hpctk.comm.mpi.survivors import TimeLimit, agreed, finalize, meet_survivors, note_status
+from hpctk.comm.mpi.survivors import TimeLimit, agreed, completed, finalize, meet_survivors, note_status
 from hpctk.comm.mpi.watchdog import NAP_S, ONE_IN_MPI, WATCHED, Waiter, Watchdog, fault_tolerant
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
@@ -77,7 +77,6 @@ class MpiWorld(World):
         self._neighbours: dict[int, postmortem.Process] = {}
         #: What belonged to the ranks before some were lost.
         self._before: list[Any] = []
-        self.lost_ranks = 0
         #: Whether these ranks are to outlive each other.
         self.expects_losses = False
         self._rolls = first_meeting(comm, environment.readable_timeout_s())
@@ -118,7 +117,8 @@ class MpiWorld(World):
 
     def wait(self, requests: Sequence[MPI.Request], operation: str, peers: Iterable[int] = ()) -> None:
         """Wait for MPI requests; raise PeerError that names `operation` and the missing rank at the deadline."""
-        self._watchdog.wait(requests, self.wait_name(operation), peers)
+        comm = self.control if self.expects_losses else None
+        self._watchdog.wait(requests, self.wait_name(operation), peers, comm)
 
     def waiter(self, operation: str) -> Waiter:
         """Return what to do between two looks at requests that are polled elsewhere."""
@@ -313,6 +313,8 @@ class MpiTransport:
     def complete(self, requests: list[MPI.Request], wait: bool = False) -> list[int]:
         """Return the positions of requests that are complete now."""
         try:
+            if self.world.expects_losses:
+                return completed(self._comm, requests)
             return _testsome(requests) or []
         except MPI.Exception as error:
             raise PeerError(
