@@ -21,6 +21,7 @@ from hpctk.collectives.engine.handle import Handle
 from hpctk.collectives.engine.plan_run import Run
 from hpctk.collectives.engine.shared_memory_run import SharedMemoryRun, summing
 from hpctk.collectives.tuning import auto
+from hpctk.collectives.tuning.calibration import OUT_OF_PLACE
 from hpctk.collectives.tuning.learning import Trial
 from hpctk.comm import buffers
 from hpctk.comm.buffers import Dtype
@@ -109,12 +110,15 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
     at_once = not engine.overlaps
     if schedule == "auto":
         choice = attached.get(auto.Choice)
-        chosen = choice.summing.get(nbytes) if choice is not None and op != "max" and at_once else None
+        known = choice is not None and op != "max" and at_once and source is None
+        chosen = choice.summing.get(nbytes) if choice is not None and known else None
         if chosen is None:
             tried = auto.trial(here, nbytes) if at_once and op != "max" else None
             if tried is not None:
                 return _try(here, tensor, dtype, op, tried, source)
-            chosen = _choose(here, nbytes, dtype, op, "allreduce" if at_once else "iallreduce")
+            apart = source is not None and not buffers.on_device(tensor)
+            kind = "iallreduce" if not at_once else OUT_OF_PLACE if apart else "allreduce"
+            chosen = _choose(here, nbytes, dtype, op, kind)
         schedule = chosen
     if source is not None and (schedule != SHARED_MEMORY or buffers.on_device(tensor)):
         tensor.copy_(source)

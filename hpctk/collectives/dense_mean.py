@@ -27,7 +27,7 @@ def dense_mean(
 ) -> None:
     """Replace tensors by their mean over all ranks. In place, unless tensors `into` which to write are given.
 
-    `what` they are, in the plural: for the statistics.
+    Those are contiguous, and otherwise like them. `what` they are, in the plural: for the statistics.
     """
     _dense(here, tensors, "mean", schedule, what, tensors if into is None else into)
 
@@ -57,7 +57,7 @@ def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str, int
         alike = list(named.values())
         targets = alike if into is tensors else [into[name] for name in named]
         with engine.span(label(named, what)) as span:
-            if rows.are_rows(alike) and (targets is alike or rows.are_rows(targets)):
+            if rows.are_rows(alike):
                 with span.staging():
                     edges = rows.edges_of(rows.sizes_of(alike))
                     flat = _scratch(here, alike[0], int(edges[-1]))

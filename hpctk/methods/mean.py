@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
@@ -30,7 +30,7 @@ from hpctk import torch_private
 from hpctk.collectives.allreduce import start_in_place
 from hpctk.collectives.bucket_result import BucketResult
 from hpctk.collectives.bucketed_mean import Bucket, BucketedMean
-from hpctk.collectives.compressed_mean import compressed_mean, put_back, refuse_bad_sums
+from hpctk.collectives.compressed_mean import compressed_mean, layout_of, put_back, refuse_bad_sums
 from hpctk.collectives.dense_mean import dense_mean
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.engine.handle import Handle
@@ -127,6 +127,12 @@ class MeanRun(BucketRun):
             super().exchange_into(gradients, into)
         else:
             self._average(gradients, into)
+
+    def expendable(self, gradients: dict[str, torch.Tensor]) -> Collection[str]:
+        """Return the names of those that are in the residuals, too, once they are sent. Local."""
+        if self._compressor is None or not self.residuals.keeps_taken:
+            return ()
+        return layout_of(self._compressor, gradients).chosen
 
     def _average(self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
         here, compressor, schedule = self.replica.world, self._compressor, self.replica.schedule

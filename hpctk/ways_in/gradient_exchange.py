@@ -10,7 +10,7 @@ DistributedOptimizer gives what is in `.grad`, DDP its buckets, Horovod's optimi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -66,8 +66,8 @@ def exchange_gradients(
     buckets : UnderWay, optional
         Where the gradients are under way already.
     spares : Spares, optional
-        Where a rank may be lost meanwhile: the gradients stay as they are, and nothing is committed. The caller does
-        so, and puts the result in their place, once it is known to count.
+        Where a rank may be lost meanwhile: the gradients stay as they are, but for those that the method does without,
+        and nothing is committed. The caller does so, and puts the result in their place, once it is known to count.
     scale : float
         Of the loss, where a GradScaler has not unscaled the gradients: they are divided by it meanwhile.
 
@@ -119,10 +119,12 @@ def _exchange(
     held, made = _writable(run.replica, found, status.has)
     if spares is not None:
         named = {name: gradient.contiguous() for name, gradient in zip(has, held, strict=True)}
-        into = spares.like(named)
         if results is None:
+            expendable = run.expendable(named)
+            into = named if len(expendable) == len(named) else spares.like(named, set(expendable))
             run.exchange_into(named, into)
         else:
+            into = spares.like(named)
             for name, target in into.items():
                 results[name].write(target)
         return status, into
@@ -161,14 +163,17 @@ class Spares:
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
 
-    def like(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return a tensor like each gradient, of any content."""
+    def like(self, gradients: Mapping[str, torch.Tensor], expendable: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """Return a tensor like each gradient, of any content; the `expendable` ones themselves."""
         kept, found = self._kept, {}
         for name, gradient in gradients.items():
             spare = kept.get(name, gradient)
-            # Shapes are those that all ranks have agreed on, of this gradient and of the one before.
-            fits = spare is not gradient and spare.dtype == gradient.dtype
-            found[name] = spare if fits else torch.empty_like(gradient)
+            # Shapes are those that all ranks have agreed on, of this gradient and of the one before. Who sets `.grad`
+            # to a part of one buffer in every step has given the same memory before.
+            fits = spare.data_ptr() != gradient.data_ptr() and spare.dtype == gradient.dtype
+            fits = fits and spare.device == gradient.device
+            itself = bool(expendable) and name in expendable
+            found[name] = gradient if itself else spare if fits else torch.empty_like(gradient)
         return found
 
     def keep(self, gradients: dict[str, torch.Tensor]) -> None:

@@ -131,6 +131,9 @@ class GradientSteps:
             parameter = replica.parameters[replica.places[name]]
             if survival is not None:
                 own = parameter.grad
+                if own is not None and own.data_ptr() == gradient.data_ptr():
+                    # Written over.
+                    continue
                 if own is not None and own.is_contiguous():
                     before[name] = own
             parameter.grad = gradient

@@ -33,6 +33,10 @@ SHARED_FROM_BYTES = 2**24
 #: same call that blocks, which is what was measured.
 POLLED_BELOW_BYTES = 65536
 
+#: What a choice is made for, beside the other collectives; see `Calibration.best`.
+OUT_OF_PLACE = "allreduce out of place"
+REDUCTIONS = ("allreduce", "iallreduce", OUT_OF_PLACE)
+
 Nodes = Sequence[Sequence[int]]
 Points = tuple[tuple[int, float], ...]
 Times = Mapping[str, float]
@@ -79,21 +83,22 @@ class Calibration:
     ) -> str:
         """Return the name of the schedule to use; "mpi" for the library's own all-reduce.
 
-        An "iallreduce" is an all-reduce that returns at once. `shares_memory` says whether the ranks can share memory,
+        An "iallreduce" is an all-reduce that returns at once, OUT_OF_PLACE one that leaves what it reads as it is: that
+        costs the library a copy, but not memory that ranks share. `shares_memory` says whether the ranks can do that,
         `blocks` whether the library's own blocks where nothing returns at once.
         """
-        if kind in ("allreduce", "iallreduce"):
+        if kind in REDUCTIONS:
             left_out = set() if shares_memory else {SHARED_MEMORY}
             if blocks and kind == "iallreduce" and nbytes >= POLLED_BELOW_BYTES:
                 left_out.add("mpi")
             times = self.learned_times(library, nodes, nbytes)
             known = min(times.keys() - left_out, key=times.__getitem__, default="") or self._reduces_best(
-                nbytes, nodes, left_out, blocks
+                nbytes, nodes, left_out, blocks and kind != OUT_OF_PLACE
             )
             if known:
                 return known
         correct = partial(self._factor, nbytes)
-        return best("allreduce" if kind == "iallreduce" else kind, size, nbytes, self.machine, nodes, correct)[0]
+        return best("allreduce" if kind in REDUCTIONS else kind, size, nbytes, self.machine, nodes, correct)[0]
 
     def learned_times(self, library: str, nodes: Nodes, nbytes: int) -> Times:
         """Return how long calls of about so many bytes took, by schedule; empty where that was not learned."""

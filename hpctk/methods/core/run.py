@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -194,9 +194,14 @@ class GradientRun(Run, ABC):
         """Write into tensors like them what the base optimizer is to see, and leave the gradients as they are.
 
         Collective over the communicator. Where a rank is lost meanwhile, the others begin anew with their gradients.
+        Of those that are `expendable` the caller may give the gradients themselves.
         """
         torch_private.foreach_copy_(list(into.values()), list(gradients.values()))
         self.exchange(into)
+
+    def expendable(self, gradients: dict[str, torch.Tensor]) -> Collection[str]:
+        """Return the names of those gradients that `undo` does without: none by default. Local."""
+        return ()
 
     def commit(self) -> None:
         """Keep what the last exchange has taught, now that its result is going to be used. Local."""

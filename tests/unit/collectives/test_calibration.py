@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpctk.collectives.tuning.calibration import Calibration, factor_at, interpolate
+from hpctk.collectives.tuning.calibration import OUT_OF_PLACE, Calibration, factor_at, interpolate
 from hpctk.errors import SettingError
 from hpctk.schedules import build
 from hpctk.schedules.cost.machine import Machine
@@ -116,6 +116,16 @@ def test_only_what_can_be_run_as_it_was_measured_is_chosen():
     # What was measured of MPI's own was a call that blocks.
     assert known.best("iallreduce", 2, 10**8, one_node, blocks=True) == "ring"
     assert known.best("iallreduce", 2, 8, one_node, blocks=True) == "mpi"
+
+
+def test_out_of_place_shared_memory_needs_no_copy_but_what_was_measured_decides():
+    known, one_node = Calibration(), ((0, 1),)
+    assert known.best("allreduce", 2, 2**20, one_node, shares_memory=True, blocks=True) == "mpi"
+    assert known.best(OUT_OF_PLACE, 2, 2**20, one_node, shares_memory=True, blocks=True) == "shared_memory"
+    assert known.best(OUT_OF_PLACE, 2, 2**10, ((0,), (1,))) == "mpi"
+    times = {"mpi": ((2**20, 1e-3),), "shared_memory": ((2**20, 2e-3),)}
+    measured = Calibration(layout=(2,), measured=times)
+    assert measured.best(OUT_OF_PLACE, 2, 2**20, one_node, shares_memory=True, blocks=True) == "mpi"
 
 
 def test_uncalibrated_on_one_node_messages_of_python_are_not_chosen_where_mpi_blocks():
