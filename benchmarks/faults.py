@@ -3,13 +3,15 @@
 Jobs of `--ranks` ranks train by one method after the other with on_lost_rank="shrink"; every `--every` steps or so, at
 any moment, one rank is killed (SIGKILL), now and then two at once or the second while the others meet. When one rank is
 left it goes on to the end, and the next job begins. A row for each method: the median of the seconds from a kill to the
-next step that counts on all that are left, the worst, and the goodput: useful steps over what an undisturbed job does
-in the same time. Survivors whose parameters differ, and jobs that hang, are errors.
+next step that counts on all that are left, the worst, and the goodput: the steps that count over those that as many
+ranks would have done in the same time had none been killed. Survivors whose parameters differ, and jobs that hang, are
+errors.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import signal
@@ -19,7 +21,8 @@ import tempfile
 import time
 import zlib
 from contextlib import suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 
@@ -106,6 +109,23 @@ class Job:
         """Return the steps of a rank: number, when it counted, digest."""
         return [(int(t), float(s), int(d)) for t, s, d, _ in (x for x in self.lines(rank) if x[0].isdecimal())]
 
+    def useful(self, rank: int) -> tuple[int, float]:
+        """Return how many steps counted once ranks were killed, and how many would have, had none been killed.
+
+        By as many ranks: where cores are few, fewer ranks are faster. A step takes what it takes in the median between
+        two kills.
+        """
+        steps = [(float(s), int(size)) for _, s, _, size in (x for x in self.lines(rank) if x[0].isdecimal())]
+        done, expected = 0, 0.0
+        before = None
+        for _, group in groupby(steps, key=itemgetter(1)):
+            times = [s for s, _ in group]
+            if before is not None and len(times) > 2:
+                done += len(times)
+                expected += (times[-1] - before) / median(b - a for a, b in pairwise(times))
+            before = times[-1]
+        return done, expected
+
     def pid(self, rank: int) -> int:
         """Return the process of a rank."""
         return int(self.lines(rank)[0][1])
@@ -178,15 +198,14 @@ def hail(name: str, kills: int, options: argparse.Namespace, draws: random.Rando
     """Train by one method while ranks are killed; return its row."""
     every = options.every
     seconds: list[float] = []
-    useful = 0
+    useful, expected = 0, 0.0
     undisturbed: list[float] = []
-    spent = 0.0
     while len(seconds) < kills:
         job = Job(options.ranks, METHODS[name], options.width)
         try:
-            job.until("beginning", lambda job=job, n=every: all(len(job.steps(r)) > n for r in job.alive), BEGINS_S)
+            # A few in any case: how long a step takes is known from them.
+            job.until("beginning", lambda job=job: all(len(job.steps(r)) > max(every, 3) for r in job.alive), BEGINS_S)
             undisturbed += step_s(job.steps(0)[2:])
-            first = job.steps(max(job.alive))[-1]
             while len(job.alive) > 1 and len(seconds) < kills:
                 number = 2 if len(job.alive) > 2 and draws.random() < 0.2 else 1
                 chosen = draws.sample(sorted(job.alive), number)
@@ -194,23 +213,20 @@ def hail(name: str, kills: int, options: argparse.Namespace, draws: random.Rando
                 killed = job.kill(chosen, draws.choice((0, 0.002, 0.01)) if number > 1 else 0)
                 seconds += [job.next_step_s(killed)] * number
                 print(f"bench: {name}: {len(seconds)} of {kills} killed", file=sys.stderr, flush=True)
-            rank = min(job.alive)
-            last = job.steps(rank)[-1]
-            useful += last[0] - first[0]
-            spent += last[1] - first[1]
             job.end()
+            done, possible = job.useful(min(job.alive))
+            useful, expected = useful + done, expected + possible
             apart = job.divergent()
             if apart:
                 raise RuntimeError(f"{name}: {apart} steps left different state on two ranks, see {job.folder}")
         finally:
             job.close()
-    goodput = useful / (spent / median(undisturbed))
     return {
         "name": name,
         "seconds": median(seconds),
         "worst_s": max(seconds),
         "kills": len(seconds),
-        "goodput": goodput,
+        "goodput": useful / expected if expected else None,
     }
 
 
@@ -243,7 +259,7 @@ def main() -> None:
         rows.append(row)
         print(
             f"{name:<12} {row['kills']:>4} kills  next step after {row['seconds']:.3f} s, "
-            f"at worst {row['worst_s']:.3f} s  goodput {row['goodput']:.2f}",
+            f"at worst {row['worst_s']:.3f} s  goodput {row['goodput'] or math.nan:.2f}",
             flush=True,
         )
     _rig.write(options.json, rows)
