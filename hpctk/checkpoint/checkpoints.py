@@ -27,7 +27,7 @@ import torch
 from hpctk.checkpoint import folder
 from hpctk.checkpoint.save_load import load_checkpoint, save_checkpoint
 from hpctk.checkpoint.training import Trainer
-from hpctk.comm import postmortem
+from hpctk.comm import environment, exit_status, postmortem
 from hpctk.log import log
 from hpctk.settings import Setting
 
@@ -35,19 +35,15 @@ from hpctk.settings import Setting
 MEETING_S, MEETING_STEPS = 0.25, 1000
 EVERY_STEPS = Setting("steps between two checkpoints", int, at_least=1, optional=True)
 EVERY_S = Setting("seconds between two checkpoints", float, above=0, at_most=math.inf, optional=True)
-#: "Saved, run me again": what a job's script looks for.
-EXIT_SAVED = 85
-
-
 #: What Slurm's templates send (NCCL has taken USR1), and what everyone else sends.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 
 
 class Stopped(SystemExit):
-    """All ranks have saved and leave, because a signal asked for it; the exit status is 85."""
+    """All ranks have saved and leave: a signal asked for it (the exit status is 85), or to get lost ranks back (86)."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(EXIT_SAVED)
+    def __init__(self, message: str, status: int = exit_status.SAVED) -> None:
+        super().__init__(status)
         self.message = message
 
     def __str__(self) -> str:
@@ -86,7 +82,9 @@ class Checkpoints:
     Collective over the optimizer's communicator: making one, `resume`, `after_step`, `save`.
 
     After SIGTERM or SIGUSR2 on any rank all ranks save at the same step boundary and raise Stopped, which ends the
-    program with status 85. A second signal does what it did before.
+    program with status 85. A second signal does what it did before. Under `hpctk mpirun --respawn` ranks that have gone
+    on without a lost one leave with status 86 after their next checkpoint, to be begun anew with all. So a program has
+    one of these: what else is to be kept goes into its extra.
 
     Parameters
     ----------
@@ -116,7 +114,9 @@ class Checkpoints:
             EVERY_S.check("every_s", every_s)
             self._path.mkdir(parents=True, exist_ok=True)
             folder.check_writable(self._path, here.rank)
-        here.agree("Checkpoints", [("path", path), ("every_steps", every_steps), ("every_s", every_s)])
+            self._respawns = bool(environment.read("HPCTK_RESPAWN"))
+        same = [("path", path), ("every_steps", every_steps), ("every_s", every_s), ("HPCTK_RESPAWN", self._respawns)]
+        here.agree("Checkpoints", same)
         self._every_steps, self._every_s = every_steps, every_s
         self._signals = StopSignals()
         self._start_counting()
@@ -139,9 +139,10 @@ class Checkpoints:
         return extra
 
     def after_step(self, **extra: Any) -> None:
-        """Save if it is time to; after a signal, save and raise Stopped. Call it after every step, on every rank.
+        """Save if it is time to; raise Stopped then, after a signal or to get lost ranks back.
 
-        Collective now and then, on all ranks in the same step. Not inside `opt.join()`.
+        Call it after every step, on every rank. Collective now and then, on all ranks in the same step. Not inside
+        `opt.join()`.
         """
         self._calls += 1
         now = self._now()
@@ -153,11 +154,16 @@ class Checkpoints:
         number = 0
         if now >= self._next_meeting:
             number, by_clock = self._meet(now)
-            due = due or by_clock
+            # Who never saves by itself does so as soon as ranks can be had back.
+            due = due or by_clock or (self._lacks_ranks and self._every_steps is None and self._every_s is None)
         if due or number:
             place = self.save(**extra)
         if number:
-            self._leave(number, place)
+            why = f"stopped by {signal.Signals(number).name}"
+            self._leave(f"{why} and saved in {place}; run again with the same folder to go on", exit_status.SAVED)
+        # Asked after the save, in which a rank may have been lost.
+        if due and self._lacks_ranks:
+            self._leave(f"saved in {place}, to go on from there with all ranks", exit_status.RESPAWN)
 
     def save(self, **extra: Any) -> Path:
         """Save now, and return where. Collective."""
@@ -204,13 +210,17 @@ class Checkpoints:
         self._met_s, self._met, self._next_meeting = time.monotonic(), now, now + least[2]
         return -least[0], bool(least[1])
 
-    def _leave(self, number: int, place: Path) -> None:
-        text = f"stopped by {signal.Signals(number).name} and saved in {place}; run again with the same folder to go on"
+    @property
+    def _lacks_ranks(self) -> bool:
+        """Whether ranks were lost that can be had back: the same on all ranks."""
+        return self._respawns and self._opt.world.lost_ranks > 0
+
+    def _leave(self, text: str, status: int) -> None:
         if self._opt.world.rank == 0:
             log.warning("%s", text)
         # Now, not at exit: a launcher may end this process as soon as another has left.
         self._opt.close_stats()
         # Nobody leaves before all have: who ends first may take the others along.
         self._opt.together(lambda: self._opt.world.barrier("stopping"))
-        postmortem.leave_with(EXIT_SAVED)
-        raise Stopped(text)
+        postmortem.leave_with(status)
+        raise Stopped(text, status)

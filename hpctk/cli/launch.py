@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpctk.errors import SettingError
-from hpctk.launch import horovodrun, mpirun
+from hpctk.launch import horovodrun, mpirun, respawn
 from hpctk.launch.command_line import HOROVODRUN, MPIRUN, CommandLine
 from hpctk.launch.horovodrun import KINDS
 
@@ -33,7 +33,7 @@ HERE = frozenset({"n", "np", "num-proc", "c", "bind-to", "map-by", "oversubscrib
 RANKS = {"mpirun": "n", "horovodrun": "np"}
 
 USAGE = """\
-usage: hpctk {name} [--print] [--plain] [--mpi KIND] ARGUMENT OF {name} ... PROGRAM [ARGUMENT ...]
+usage: hpctk {name} [--print] [--plain] [--mpi KIND] {usage}ARGUMENT OF {name} ... PROGRAM [ARGUMENT ...]
 
 Run {name} with what the installed MPI needs, and with all arguments as they are. Python programs run
 under `python -m mpi4py`, so that an exception on one rank ends the job.
@@ -41,7 +41,7 @@ under `python -m mpi4py`, so that an exception on one rank ends the job.
   --print     show the command line, ready to be pasted, and run nothing
   --plain     leave Python programs as they are, without `-m mpi4py`
   --mpi KIND  {mpi}
-  --help      this; `{name} --help` is its own
+{more}  --help      this; `{name} --help` is its own
 
 Programs come from the environment of this hpctk, then from PATH. The page "Setting up, and starting ranks" of the
 documentation tells what is added, and why.
@@ -53,11 +53,21 @@ MPI_HELP = {
     "mpirun": f"{', '.join(KINDS)}: for a line that is to run elsewhere; it is the same for all",
     "horovodrun": f"{', '.join(KINDS)}  [what `mpirun --version` says]",
 }
+#: What only one of the two has.
+USAGE_MORE = {"mpirun": "[--respawn K] ", "horovodrun": ""}
+MORE = {
+    "mpirun": """\
+  --respawn K go on without ranks that are lost (--with-ft, HPCTK_ON_LOST_RANK=shrink), save the next checkpoint,
+              and begin anew from there with all ranks; at most K times
+""",
+    "horovodrun": "",
+}
 EXAMPLES = {
     "mpirun": """\
   hpctk mpirun -n 4 python train.py --epochs 3
   hpctk mpirun -n 4 hpctk train digits --method saef
   hpctk mpirun -n 2 --bind-to core ./train.py
+  hpctk mpirun --respawn 3 -n 4 hpctk train digits --run runs/a --resume
   hpctk mpirun --print -n 8 --hostfile hosts python train.py
 """,
     "horovodrun": """\
@@ -77,15 +87,20 @@ class Own:
     plain: bool = False
     help: bool = False
     mpi: str | None = None
+    respawn: str | None = None
 
 
 def main(name: str, words: Sequence[str]) -> int:
     """Become mpirun or horovodrun; return only if nothing is to be run. Raise SettingError if that is impossible."""
     own, rest = take_own(name, words)
     if own.help or not rest:
-        text = USAGE.format(name=name, mpi=MPI_HELP[name], examples=EXAMPLES[name])
+        text = USAGE.format(
+            name=name, mpi=MPI_HELP[name], examples=EXAMPLES[name], usage=USAGE_MORE[name], more=MORE[name]
+        )
         print(text, end="", file=sys.stdout if own.help else sys.stderr)
         return 0 if own.help else 2
+    if own.respawn is not None:
+        return run_and_respawn(name, own, own.respawn, rest)
     if not own.show:
         refuse_missing(name, rest, os.path.dirname(sys.executable))
     added, line = prepare(name, own, rest, os.environ, own_venv())
@@ -98,6 +113,21 @@ def main(name: str, words: Sequence[str]) -> int:
     except OSError as error:
         print(f"hpctk {name}: cannot run {line[0]}: {error.strerror}", file=sys.stderr)
         return 126
+
+
+def run_and_respawn(name: str, own: Own, typed: str, words: Sequence[str]) -> int:
+    """Run mpirun, and anew with all ranks where it says so, `typed` times at most; return its exit status."""
+    if own.show:
+        raise SettingError("--print shows one line of mpirun's, and --respawn runs several: leave out one of them")
+    times, rest = respawn.times(typed), respawn.tolerant(words, os.environ)
+    # What is wrong is said once, and before the first of them.
+    refuse_missing(name, rest, os.path.dirname(sys.executable))
+    _, line = prepare(name, own, rest, os.environ, own_venv())
+    if horovodrun.mpi_kind(line[0]) != "openmpi5":
+        raise SettingError(f"--respawn needs Open MPI 5, on which a job outlives a rank; {line[0]} is another MPI")
+    # This command once more, without --respawn: it becomes mpirun.
+    before = [*(["--plain"] if own.plain else []), *(["--mpi", own.mpi] if own.mpi else [])]
+    return respawn.run([sys.executable, "-m", "hpctk", name, *before, *rest], os.environ, times)
 
 
 def forget_namesake() -> None:
@@ -128,7 +158,12 @@ def refuse_missing(name: str, words: Sequence[str], folder: str) -> None:
         raise SettingError(f"which program? Such as: hpctk {name} -{RANKS[name]} 4 python train.py")
     for section in line.sections:
         program, *arguments = section.program or ["true"]
-        interpreted = os.path.basename(program).startswith("python") and arguments
+        interpreted = os.path.basename(program).startswith("python")
+        if interpreted and arguments[:1] in ([], ["-"]):
+            raise SettingError(
+                f"{program}: which script? Open MPI never tells ranks that standard input has ended. "
+                f"Such as: hpctk {name} -{RANKS[name]} 4 python train.py"
+            )
         script = arguments[0] if interpreted else program
         if program == "hpctk" and arguments[:1] == ["run"] and len(arguments) > 1:
             script = arguments[1]
@@ -156,6 +191,9 @@ def take_own(name: str, words: Sequence[str]) -> tuple[Own, list[str]]:
             own.plain = True
         elif rest[0] in ("-h", "--help"):
             own.help = True
+        elif name == "mpirun" and rest[0].partition("=")[0] == "--respawn":
+            _, equals, value = rest[0].partition("=")
+            own.respawn = value if equals else rest.pop(1) if len(rest) > 1 else ""
         elif rest[0].startswith("--mpi="):
             own.mpi = rest[0].removeprefix("--mpi=")
         # horovodrun has a --mpi of its own, without a value.

@@ -52,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         raise SettingError(f"say what to train: {', '.join(TASKS)} (or --list-methods)")
     if options.resume and options.folder is None:
         raise SettingError("--resume: say of which run by --run DIR")
+    if environment.read("HPCTK_RESPAWN") is not None and not options.resume:
+        raise SettingError("hpctk mpirun --respawn begins this anew: say where it goes on by --run DIR --resume")
     # Before torch and MPI, which take seconds to start, and ranks that have met end with pages of their own.
     expected = task_options.foreseen(options, SETTINGS[options.task])
     if expected is not None:
@@ -84,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     ranks = here.size
     if folder is not None:
         ranks = here.run_on_root("looking for a result", lambda: _ranks(folder, here.size))
-    entries = {recipe.name: train(here, task, recipe, folder, several=len(chosen) > 1) for recipe in chosen}
+    entries = {recipe.name: train(here, task, recipe, folder, ranks, several=len(chosen) > 1) for recipe in chosen}
     whole = document(options.task, ranks, dataclasses.asdict(settings), entries)
     hand_over(here, whole, folder, options)
     return 0
@@ -100,15 +102,20 @@ def check_writable(options: argparse.Namespace) -> None:
             raise SettingError(f"{option} {path}: {path.parent} is no folder that can be written to")
 
 
-def train(here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None, *, several: bool) -> dict[str, Any]:
-    """Train by one method, unless it was; return how it went. Collective over the communicator."""
+def train(
+    here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None, ranks: int, *, several: bool
+) -> dict[str, Any]:
+    """Train by one method, unless it was; return how it went. Collective over the communicator.
+
+    `ranks` is how many there were at the start: some may have been lost since.
+    """
     from hpctk.checkpoint import Stopped
     from hpctk.tasks.core.recipes import readable
     from hpctk.tasks.core.result import document, entry
     from hpctk.tasks.core.train import Job
 
     own = None if folder is None else folder.of_method(recipe.name, several=several)
-    kept = None if own is None else finished(here, own, recipe.name, several=several)
+    kept = None if own is None else finished(here, own, recipe.name, ranks, several=several)
     if kept is not None:
         return kept
     checkpoints = None if own is None else own.checkpoints
@@ -125,7 +132,7 @@ def train(here: World, task: Task[Any], recipe: Recipe, folder: RunFolder | None
     made = entry(readable(recipe.make()), [json.loads(text) for text in texts])
     if own is not None:
         settings = dataclasses.asdict(task.settings)
-        whole = document(task.settings.task, here.size, settings, {recipe.name: made})
+        whole = document(task.settings.task, ranks, settings, {recipe.name: made})
         here.run_on_root("writing the result", lambda: own.write_result(whole))
     if several and here.minimum([-late], "asking for signals") != [0]:
         raise Stopped(f"stopped after {recipe.name}; --resume goes on with the other methods")
@@ -140,14 +147,14 @@ def _stats(own: RunFolder | None, recipe: Recipe, *, several: bool) -> Path | No
     return given / recipe.name if given is not None and several else given
 
 
-def finished(here: World, own: RunFolder, name: str, *, several: bool) -> dict[str, Any] | None:
+def finished(here: World, own: RunFolder, name: str, ranks: int, *, several: bool) -> dict[str, Any] | None:
     """Return how a method did where that is known already. Collective over the communicator."""
     found: dict[str, Any] | None = here.run_on_root("looking for a result", own.result)
     if found is None or not found["methods"][name]["complete"]:
         return None
-    if several and found["ranks"] != here.size:
+    if several and found["ranks"] != ranks:
         raise SettingError(
-            f"{own.path}: {name} was trained on {found['ranks']} ranks, now there are {here.size}: a comparison needs "
+            f"{own.path}: {name} was trained on {found['ranks']} ranks, now there are {ranks}: a comparison needs "
             "the same number for all"
         )
     kept: dict[str, Any] = found["methods"][name]

@@ -49,6 +49,10 @@ VARIABLES = {
         "steps after which each rank gives the next one a copy of its residuals, to be shared out when it is gone",
         int, None, at_least=1, shown="never",
     ),
+    "HPCTK_RESPAWN": Setting(
+        "set by hpctk mpirun --respawn: how often ranks may still leave, to be begun anew with those that were lost",
+        int, None, at_least=0,
+    ),
     "HPCTK_STRICT": Setting(
         "1: ranks compare the names of their collective calls, and say who is elsewhere",
         default=None, choices=("0", "1"), shown="0",

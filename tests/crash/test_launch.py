@@ -197,6 +197,15 @@ def test_horovodrun_refuses_mpich():
     assert "mpirun is MPICH" in ended.output
 
 
+def test_getting_lost_ranks_back_needs_open_mpi_5():
+    ended = wrapper("mpirun", "--respawn", "1", "-n", "2", "true")
+    if KIND == "openmpi5":
+        assert ended.code == 0, ended.output
+        return
+    assert ended.code == 2
+    assert "--respawn needs Open MPI 5" in ended.output
+
+
 @pytest.mark.parametrize(
     "command",
     [[ROOT / "launch" / "mpirun"], [BIN / "hpctk", "mpirun"], [sys.executable, "-m", "hpctk", "mpirun"]],

@@ -62,6 +62,8 @@ def answer(words, capsys):
         ("mpirun -n 2 python nowhere.py", "nowhere.py: no such file in "),
         ("mpirun --with-ft -n 2 python nowhere.py", "nowhere.py: no such file in "),
         ("mpirun -n 2 hpctk run nowhere.py", "nowhere.py: no such file in "),
+        ("mpirun -n 2 python", "python: which script?"),
+        ("mpirun -n 2 python3 -", "python3: which script?"),
         ("mpirun --with-ft -n 0 true", "-n 0: need a number of ranks, such as -n 4"),
         ("mpirun -n 2 nowhere --epochs 3", "nowhere: no such program; a script runs by: hpctk mpirun -n 4 python"),
         ("train digits --method saeff", "method='saeff': did you mean saef?"),
