@@ -19,6 +19,7 @@ from hpctk.errors import SettingError
 from hpctk.launch import horovodrun, mpirun, respawn
 from hpctk.launch.command_line import HOROVODRUN, MPIRUN, CommandLine
 from hpctk.launch.horovodrun import KINDS
+from hpctk.launch.python_program import RUNNER, TOLERANT
 
 NO_MPI = 'no mpirun here: pip install "hpctk[mpi]" brings one; on a cluster load its MPI module'
 NO_MPI4PY = (
@@ -230,7 +231,7 @@ def prepare(
     if name == "mpirun":
         program = "mpirun" if own.show and own.mpi else find(search, "mpirun", NO_MPI)
         variables, line = mpirun.mpirun_job(words, surroundings, root=os.geteuid() == 0, cores=cores, plain=own.plain)
-        if "mpi4py" in line and not own.show and importlib.util.find_spec("mpi4py") is None:
+        if {RUNNER, TOLERANT} & set(line) and not own.show and importlib.util.find_spec("mpi4py") is None:
             raise SettingError(NO_MPI4PY)
     else:
         kind = own.mpi or horovod_mpi(search)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+#: The counters of each rank: chunks of its runs (collectives/engine/shared_memory_run.py), and decisions
+#: (shared_decisions.py).
+COPIED_IN, REDUCED, COPIED_OUT, DONE, NOT_DONE = COUNTERS = range(5)
 #: Slots of each rank: three are in use at a time while chunks follow each other.
 SLOTS = 4
 
@@ -39,6 +42,9 @@ class SharedWindow(Protocol):
 
     def behind(self, which: int, value: int) -> list[int]:
         """Return the ranks, as the World counts them, whose counters are below `value`."""
+
+    def furthest(self, which: int) -> int:
+        """Return the highest of the ranks' counters."""
 
     def advance(self, which: int, value: int) -> None:
         """Raise this rank's counter to `value`, after all that it has written."""

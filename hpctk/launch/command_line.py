@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hpctk.launch.python_program import through_mpi4py
+from hpctk.launch.python_program import RUNNER, TOLERANT, through_mpi4py
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class CommandLine:
         return sum(int(n) for n in self.first_values("n", "np", "c", "num-proc") if n.isdecimal())
 
     def words(self, plain: bool) -> list[str]:
-        """Return all words; unless `plain`, Python programs run under `python -m mpi4py`."""
-        words = []
+        """Return all words; unless `plain`, Python programs run under `python -m mpi4py`, or what outlives ranks."""
+        words, runner = [], TOLERANT if "with-ft" in self.names else RUNNER
         for section in self.sections:
             words += [":"] if section is not self.sections[0] else []
-            words += section.options + (section.program if plain else through_mpi4py(section.program))
+            words += section.options + (section.program if plain else through_mpi4py(section.program, runner))
         return words

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import hpctk
 from hpctk.collectives.allreduce import iallreduce
-from hpctk.comm.mpi import counter, small_messages
+from hpctk.comm.mpi import counter, small_messages, tags
 from hpctk.comm.mpi import world as mpi_world
 
 #: MPI's own that return at once.
@@ -102,9 +102,7 @@ def test_a_send_that_fails_leaves_memory_to_what_may_still_come(world):
     (request,) = small_messages._unclaimed
     # By the request, the message's memory is somebody's, besides this test's.
     assert sys.getrefcount(comm.memory) > 2
-    world.control.Send(
-        [(7).to_bytes(8, "little"), 8, MPI.BYTE], (world.rank + 1) % world.size, small_messages.MINIMUM_TAG
-    )
+    world.control.Send([(7).to_bytes(8, "little"), 8, MPI.BYTE], (world.rank + 1) % world.size, tags.MINIMUM)
     request.Wait()
     assert int.from_bytes(comm.memory, "little") == 7
     small_messages._unclaimed.clear()
@@ -113,10 +111,10 @@ def test_a_send_that_fails_leaves_memory_to_what_may_still_come(world):
 def test_leaving_waits_no_longer_than_it_may(world, monkeypatch):
     monkeypatch.setattr(mpi_world, "LEAVE_S", 0.05)
     got = bytearray(1)
-    request = world.control.Irecv([got, 1, MPI.BYTE], world.rank, small_messages.LEAVING_TAG)
+    request = world.control.Irecv([got, 1, MPI.BYTE], world.rank, tags.LEAVING)
     with pytest.raises(TimeoutError):
         mpi_world._wait_to_leave((request,))
-    world.control.Send([b"x", 1, MPI.BYTE], world.rank, small_messages.LEAVING_TAG)
+    world.control.Send([b"x", 1, MPI.BYTE], world.rank, tags.LEAVING)
     mpi_world._wait_to_leave((request,))
     assert got == b"x"
 

@@ -27,10 +27,9 @@ import numpy as np
 from hpctk.collectives.engine.plan_run import Run
 from hpctk.comm import buffers
 from hpctk.comm.buffers import Dtype
-from hpctk.comm.shared_window import SLOTS, SharedWindow
+from hpctk.comm.shared_window import COPIED_IN, COPIED_OUT, REDUCED, SLOTS, SharedWindow
 from hpctk.telemetry.traffic import Traffic
 
-COPIED_IN, REDUCED, COPIED_OUT = range(3)
 #: Seconds for which a rank that waits for nothing else looks at counters alone.
 SPIN_S = 1e-4
 #: The smallest chunk that is worth its share of Python.

@@ -23,7 +23,9 @@ import numpy as np
 from mpi4py import MPI
 
 from hpctk.comm import forked
-from hpctk.comm.mpi.watchdog import ONE_IN_MPI, fault_tolerant
+from hpctk.comm.mpi.abort import fault_tolerant
+from hpctk.comm.mpi.tags import ASK, TICKET
+from hpctk.comm.mpi.watchdog import ONE_IN_MPI
 from hpctk.comm.mpi.world import MpiWorld
 from hpctk.comm.shared_counter import OWNER
 from hpctk.comm.world import World
@@ -34,7 +36,6 @@ from hpctk.log import log
 WINDOW_WORDS = 2**16
 #: Seconds between two looks of rank 0's thread for messages.
 POLL_S = 5e-4
-ASK, ANSWER = 1, 2
 
 
 def mpi_counter(here: World) -> WindowCounter | ServedCounter:
@@ -90,7 +91,7 @@ class ServedCounter:
             return self._server.add(self._place, value)
         question, before = np.array([self._place, value], np.int64), np.empty(1, np.int64)
         requests = [
-            self._server.comm.Irecv([before, MPI.INT64_T], OWNER, ANSWER),
+            self._server.comm.Irecv([before, MPI.INT64_T], OWNER, TICKET),
             self._server.comm.Isend([question, MPI.INT64_T], OWNER, ASK),
         ]
         self._here.wait(requests, "taking a ticket", [OWNER])
@@ -212,7 +213,7 @@ class _CounterServer:
             before = np.array([self._add(place, value)], np.int64)
             with self._lock:
                 self._answered[place][status.Get_source()] += 1
-            self._answers.append((self.comm.Isend([before, MPI.INT64_T], status.Get_source(), ANSWER), before))
+            self._answers.append((self.comm.Isend([before, MPI.INT64_T], status.Get_source(), TICKET), before))
             any_asked = True
         self._answers = [(request, data) for request, data in self._answers if not request.Test()]
         return any_asked

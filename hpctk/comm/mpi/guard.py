@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
+from hpctk.comm.mpi.abort import abort_job, fault_tolerant
 from hpctk.comm.mpi.interrupt import INTERRUPT
-from hpctk.comm.mpi.watchdog import ONE_IN_MPI, fault_tolerant
+from hpctk.comm.mpi.watchdog import ONE_IN_MPI
 from hpctk.errors import PeerError
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class GuardedCalls:
         # In one piece: other ranks write at the same time.
         sys.stderr.write("".join([*lines, f"{PeerError.__module__}.PeerError: {error}\n"]))
         sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        abort_job()
 
 
 class Guard:

@@ -59,6 +59,9 @@ def run_script(words: Sequence[str]) -> int:
     """
     from mpi4py import run
 
+    from hpctk.comm.mpi.run import abort_in_turn
+
+    abort_in_turn()
     try:
         run.run_command_line(list(words))
     except SystemExit as leaving:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpctk.comm.shared_window import SLOTS
+from hpctk.comm.shared_window import COUNTERS, SLOTS
 from hpctk.errors import HpctkError
 from hpctk.log import log
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 LINE = 128
 #: The bytes of a slot: what all ranks have in theirs should stay in the cache.
 SLOT_BYTES = 2**19
-#: Counters of each rank.
-COUNTERS = 3
 #: Of one rank, in whole pages.
 HEAD = 4096
 RANK_BYTES = HEAD + SLOTS * SLOT_BYTES
@@ -59,6 +57,8 @@ def shared_window(here: MpiWorld) -> MpiSharedWindow | None:
         with here.shared_errors("mapping shared memory"):
             made = MpiSharedWindow(ranks, here.rank, path)
     except HpctkError as error:
+        if here.expects_losses and here.is_broken():
+            raise
         if here.rank == 0:
             log.warning("no memory that the ranks of a node share: they send each other messages (%s)", error)
         return None
@@ -89,10 +89,10 @@ class MpiSharedWindow:
         self.slots = [[row[HEAD + i * SLOT_BYTES :][:SLOT_BYTES] for i in range(SLOTS)] for row in memory]
         # Views of Python's own: reading one number from an array of numpy's takes longer.
         self._counters: list[list[Any]] = [
-            [memoryview(row[LINE * which :][:8]).cast("q") for row in memory] for which in range(COUNTERS)
+            [memoryview(row[LINE * which :][:8]).cast("q") for row in memory] for which in COUNTERS
         ]
         self._mine = [row[rank] for row in self._counters]
-        self._least = [0] * COUNTERS
+        self._least = [0] * len(COUNTERS)
         self.started = 0
         self.queue: list[Any] = []
         self._lock = None if platform.machine() in ORDERED else threading.Lock()
@@ -113,6 +113,11 @@ class MpiSharedWindow:
         """Return the ranks, as the World counts them, whose counters are below `value`."""
         counters = self._counters[which]
         return [rank for rank, counter in zip(self.ranks, counters, strict=True) if counter[0] < value]
+
+    def furthest(self, which: int) -> int:
+        """Return the highest of the ranks' counters."""
+        most: int = max(counter[0] for counter in self._counters[which])
+        return most
 
     def advance(self, which: int, value: int) -> None:
         """Raise this rank's counter to `value`, after all that it has written."""

@@ -12,17 +12,16 @@ from struct import pack, unpack
 
 from mpi4py import MPI
 
+from hpctk.comm.mpi import tags
+
 #: Returns once all requests are complete, or raises.
 Wait = Callable[[Sequence[MPI.Request]], None]
-
-#: Tags of the minimum, from there on one for each round, also of that when ranks leave; and of the broadcast.
-MINIMUM_TAG, LEAVING_TAG, BROADCAST_TAG = 1000, 1100, 1200
 
 #: Receives that nobody waits for, as the send beside them failed: their messages may still come, and need the memory.
 _unclaimed: list[MPI.Request] = []
 
 
-def minimum(comm: MPI.Intracomm, values: Sequence[int], wait: Wait, tag: int = MINIMUM_TAG) -> list[int]:
+def minimum(comm: MPI.Intracomm, values: Sequence[int], wait: Wait, tag: int = tags.MINIMUM) -> list[int]:
     """Return the smallest of all ranks' values at each position. Collective over the communicator.
 
     Round k brings what the 2^k ranks before have found: after log2(size) rounds, rounded up, every rank knows all. Some
@@ -57,7 +56,7 @@ def broadcast(comm: MPI.Intracomm, data: bytearray, root: int, wait: Wait) -> No
     while step > 1:
         half = step // 2
         if place % step == 0 and place + half < size:
-            wait((comm.Isend([data, len(data), MPI.BYTE], (place + half + root) % size, BROADCAST_TAG),))
+            wait((comm.Isend([data, len(data), MPI.BYTE], (place + half + root) % size, tags.BROADCAST),))
         elif place % step == half:
-            wait((comm.Irecv([data, len(data), MPI.BYTE], (place - half + root) % size, BROADCAST_TAG),))
+            wait((comm.Irecv([data, len(data), MPI.BYTE], (place - half + root) % size, tags.BROADCAST),))
         step = half

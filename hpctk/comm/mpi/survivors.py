@@ -13,13 +13,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import cast
 
 from mpi4py import MPI
 
 from hpctk.comm import postmortem
+from hpctk.comm.mpi.abort import abort_job
 
 #: Seconds between two looks at what blocks.
 LOOK_S = 0.5
@@ -27,12 +28,15 @@ LOOK_S = 0.5
 FINALIZE_S = 2.0
 
 
-def agreed(comm: MPI.Intracomm, mine: bool) -> bool:
-    """Return whether all that live say yes, and none is known to be lost: the same on all of them. Collective."""
+def agreed(comm: MPI.Intracomm, mine: int) -> int:
+    """Return the bits that all who live have in common, 0 where one is known to be lost: the same on all of them.
+
+    Collective over the communicator.
+    """
     try:
-        return bool(comm.Agree(int(mine)))
+        return int(comm.Agree(mine))
     except MPI.Exception:
-        return False
+        return 0
 
 
 def completed(comm: MPI.Comm, requests: Sequence[MPI.Request]) -> list[int]:
@@ -50,30 +54,18 @@ def completed(comm: MPI.Comm, requests: Sequence[MPI.Request]) -> list[int]:
     return list(range(len(requests))) if found is None else found
 
 
-def meet_survivors(comm: MPI.Intracomm) -> tuple[MPI.Intracomm, MPI.Intracomm, MPI.Intracomm]:
-    """Return three communicators of the ranks of `comm` that live. Collective over them.
+def meet_survivors(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Return a communicator of the ranks of `comm` that live. Collective over them.
 
-    Ranks may be lost meanwhile: then those that are left begin anew, all of them. Open MPI 5.0 has no MPI_Comm_ishrink
-    that works, so that this blocks.
+    Ranks may be lost meanwhile: then those that are left begin anew, all of them. Nobody revokes what others may still
+    be at making: Open MPI 5.0 would end them by a segmentation fault. It has no MPI_Comm_ishrink that works, so that
+    this blocks.
     """
     while True:
-        fresh = _of_the_living(comm)
-        copies: list[MPI.Intracomm] = []
-        complete = True
-        while complete and len(copies) < 2:
-            try:
-                # Not MPI_Comm_idup: it is made of what small_messages.py does without.
-                copies.append(_of_the_living(fresh))
-                complete = copies[-1].Get_size() == fresh.Get_size()
-            except MPI.Exception:
-                complete = False
-            # After each: a rank for which it failed must not meet others here that are at the next one.
-            complete = agreed(fresh, complete)
-        if complete:
-            return fresh, copies[0], copies[1]
-        for lost in (fresh, *copies):
-            lost.Revoke()
-        comm = fresh
+        comm = _of_the_living(comm)
+        # Not before all have it.
+        if agreed(comm, 1):
+            return comm
 
 
 def _of_the_living(comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -104,23 +96,6 @@ def finalize() -> None:
     # Not by mpi4py, which lets no other thread run meanwhile.
     ctypes.CDLL(MPI.__file__).MPI_Finalize()
     timer.cancel()
-
-
-def note_status() -> None:
-    """Take note, from now on, of the status with which mpi4py is going to abort the job."""
-    told = MPI._set_abort_status
-    if told is not _tell_status:
-        _told.append(told)
-        MPI._set_abort_status = _tell_status
-
-
-#: How mpi4py is told.
-_told: list[Callable[[int], None]] = []
-
-
-def _tell_status(status: int) -> None:
-    postmortem.leave_with(status)
-    _told[-1](status)
 
 
 class TimeLimit:
@@ -157,7 +132,7 @@ class TimeLimit:
             "HPCTK_TIMEOUT_S sets how long to wait.\n"
         )
         sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(1)
+        abort_job()
 
 
 class _Watch:

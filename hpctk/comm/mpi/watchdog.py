@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hpctk.comm.mpi.abort import fault_tolerant
 from hpctk.comm.mpi.survivors import completed
+from hpctk.comm.mpi.tags import ANSWER, FAREWELL, GAVE_UP, LETTERS, QUESTION
 from hpctk.errors import PeerError
 
 WATCHED = 64
@@ -41,9 +43,6 @@ NAP_S = 5e-5
 #: Seconds between two looks for questions of others: each costs as much as a look for a message.
 LISTEN_S = 5e-3
 
-#: What Open MPI tells its processes where communicators can be revoked.
-FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
-
 #: Held by every thread of hpctk's but the rank's own while it is in MPI, and by the rank's own in MPI_Comm_agree and
 #: MPI_Comm_shrink: in Open MPI 5.0 an agreement is not thread-safe. Beside a thread that probed for messages about one
 #: in a thousand said no though all ranks had said yes.
@@ -52,13 +51,7 @@ ONE_IN_MPI = threading.RLock()
 #: Returns the ranks that a wait depends on; asked only when it has lasted.
 Peers = Callable[[], Iterable[int]]
 
-QUESTION, ANSWER, FAREWELL, GAVE_UP = 1, 2, 3, 4
 TEXT_BYTES = 240
-
-
-def fault_tolerant() -> bool:
-    """Return whether the job was started such that MPI outlives a rank (`mpirun --with-ft ulfm`)."""
-    return os.environ.get(FAULT_TOLERANCE, "").lower() in ("1", "true", "yes", "enabled")
 
 
 class Waiter:
@@ -148,7 +141,7 @@ class Watchdog:
     Parameters
     ----------
     control : MPI.Comm
-        A communicator nothing else uses; questions and answers travel on it.
+        Questions and answers travel on it, with tags that nothing else has there.
     timeout_s : float
         How long to wait for anything.
     on_missing : callable
@@ -243,16 +236,17 @@ class Watchdog:
         text = f"rank {self.rank} of {self.size}: MPI says {error.Get_error_string()!r} in {operation}"
         if not fault_tolerant():
             return PeerError(f"{text}. Did the ranks give tensors of different sizes?")
-        missing = [] if self.quiet or self._dead() else self._missing(operation)
+        missing = [] if self.quiet or self.dead() else self._missing(operation)
         # That may have taken a while: by now MPI may know of more.
-        dead = self._dead()
+        dead = self.dead()
         if dead:
             return PeerError(f"{text}: rank {', '.join(map(str, dead))} {'has' if len(dead) == 1 else 'have'} died.")
         if missing:
             return PeerError(f"{text}: rank {', '.join(map(str, missing[:8]))} did not come and does not answer.")
         return PeerError(f"{text}: another rank has given up.")
 
-    def _dead(self) -> list[int]:
+    def dead(self) -> list[int]:
+        """Return the ranks that MPI knows to be dead."""
         failed = self.control.Get_failed()
         return list(failed.Translate_ranks(list(range(failed.Get_size())), self.control.Get_group()))
 
@@ -324,24 +318,27 @@ class Watchdog:
     def listen(self, operation: str, answers: dict[int, str] | None = None) -> None:
         """Take in what has arrived: answer that we wait in `operation`, collect `answers`, note farewells."""
         status = MPI.Status()
-        while self.control.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-            peer, tag = status.Get_source(), status.Get_tag()
-            if tag == QUESTION:
-                question = np.empty(1, np.int64)
-                self.control.Recv([question, MPI.INT64_T], peer, tag)
-                self._send(_letter(int(question[0]), operation), peer, ANSWER)
-                continue
-            letter = np.zeros(8 + TEXT_BYTES, np.uint8)
-            self.control.Recv([letter, MPI.BYTE], peer, tag)
-            number, text = _read(letter)
-            if tag == FAREWELL:
-                self.left[peer] = text
-            elif tag == GAVE_UP:
-                self.gave_up[peer] = text
-            elif answers is not None and number == self._number:
-                answers[peer] = text
+        for tag in LETTERS:
+            while self.control.Iprobe(MPI.ANY_SOURCE, tag, status):
+                self._receive(status.Get_source(), tag, operation, answers)
         # Not before: on a communicator that was revoked the loop has raised.
         self._outgoing = [(request, data) for request, data in self._outgoing if not request.Test()]
+
+    def _receive(self, peer: int, tag: int, operation: str, answers: dict[int, str] | None) -> None:
+        if tag == QUESTION:
+            question = np.empty(1, np.int64)
+            self.control.Recv([question, MPI.INT64_T], peer, tag)
+            self._send(_letter(int(question[0]), operation), peer, ANSWER)
+            return
+        letter = np.zeros(8 + TEXT_BYTES, np.uint8)
+        self.control.Recv([letter, MPI.BYTE], peer, tag)
+        number, text = _read(letter)
+        if tag == FAREWELL:
+            self.left[peer] = text
+        elif tag == GAVE_UP:
+            self.gave_up[peer] = text
+        elif answers is not None and number == self._number:
+            answers[peer] = text
 
     def farewell(self, reason: str) -> None:
         """Tell those who watch this rank that it leaves the program."""

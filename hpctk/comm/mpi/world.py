@@ -7,6 +7,9 @@
       │                  (roll calls have a Dup of their own: they answer any message that comes)
       └── node      Split_type(COMM_TYPE_SHARED): the ranks that share this rank's memory
 
+Those that are left after a loss have a single one, by MPI_Comm_shrink, for data, control and roll calls: the more are
+made, the longer does it take, and the more often is a rank lost meanwhile. tags.py keeps them apart.
+
 Freed when the user frees their communicator (a collective call, and MPI tells us in it), else at
 exit in creation order; never by the garbage collector, which runs when it likes on each rank.
 
@@ -30,12 +33,14 @@ from mpi4py import MPI
 from hpctk.comm import environment, forked, gpu, launcher, postmortem
 from hpctk.comm.agreement import OneThread
 from hpctk.comm.buffers import Stager
-from hpctk.comm.mpi import small_messages
+from hpctk.comm.mpi import small_messages, tags
+from hpctk.comm.mpi.abort import fault_tolerant, note_status
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
-from hpctk.comm.mpi.survivors import TimeLimit, agreed, completed, finalize, meet_survivors, note_status
-from hpctk.comm.mpi.watchdog import NAP_S, ONE_IN_MPI, WATCHED, Waiter, Watchdog, fault_tolerant
+from hpctk.comm.mpi.survivors import TimeLimit, agreed, completed, finalize, meet_survivors
+from hpctk.comm.mpi.watchdog import NAP_S, ONE_IN_MPI, WATCHED, Waiter, Watchdog
+from hpctk.comm.shared_decisions import SharedDecisions
 from hpctk.comm.world import World
 from hpctk.errors import PeerError, SettingError
 from hpctk.telemetry.recorder import Recorders
@@ -52,7 +57,7 @@ NOT_TOLERANT = (
 MOST_SHARING = 64
 
 
-_BYTE = MPI.BYTE
+_BYTE, _FIRST = MPI.BYTE, tags.DATA
 _testsome = MPI.Request.Testsome
 
 
@@ -97,6 +102,8 @@ class MpiWorld(World):
         self.attached = {}
         self._window: MpiSharedWindow | None = None
         self._window_failed = False
+        #: How ranks decide that share memory, once they have found out by MPI that they do.
+        self._decisions: SharedDecisions | None = None
         if self.size > 1:
             self._meet_neighbours()
             postmortem.watch(self.rank, self.size)
@@ -219,53 +226,80 @@ class MpiWorld(World):
 
     def is_broken(self) -> bool:
         """Return whether a rank is known to be lost, here or by a peer that has revoked a communicator. Local."""
-        comms = (self.control, self.data, self._rolls)
-        return any(comm.Is_revoked() for comm in comms) or bool(self.control.Get_failed().Get_size())
+        return any(comm.Is_revoked() for comm in self._comms()) or bool(self.control.Get_failed().Get_size())
 
     def decide(self, *, done: bool) -> bool:
         """Return whether all ranks are `done`. Collective over the communicator, also where it is broken."""
         if not done:
             # Others may still wait for what will never come.
             self._revoke()
-        with self.one_thread, ONE_IN_MPI, TimeLimit(self.timeout_s, "deciding on what all ranks have done"):
-            return agreed(self.control, done)
+        with self.one_thread, TimeLimit(self.timeout_s, "deciding on what all ranks have done"):
+            if self._decisions is not None:
+                return self._decisions.decide(done=done)
+            return self._agree(done)
+
+    def _agree(self, done: bool) -> bool:
+        """Decide by MPI; from then on in shared memory where all ranks have such."""
+        window = None
+        try:
+            if done and self.shares_memory:
+                window = self.shared_window()
+        except self.losses:
+            self._revoke()
+            done = False
+        with ONE_IN_MPI:
+            answers = agreed(self.control, done | (window is not None) << 1)
+        if window is not None and answers == 0b11:
+            self._decisions = SharedDecisions(window, self._lost)
+        return bool(answers & 1)
+
+    def _lost(self) -> list[int]:
+        """Return the ranks that are known to be dead. Local."""
+        with ONE_IN_MPI:
+            # MPI learns of them meanwhile.
+            self._rolls.Iprobe(MPI.ANY_SOURCE, tags.QUESTION)
+            return self._watchdog.dead()
 
     def _revoke(self) -> None:
-        for comm in (self.data, self.control, self._rolls):
+        for comm in self._comms():
             comm.Revoke()
+
+    def _comms(self) -> list[MPI.Intracomm]:
+        """Return what these ranks exchange messages on, each once."""
+        return [self.control] if self.data is self.control else [self.data, self.control, self._rolls]
 
     def shrink(self) -> list[int]:
         """Let these be the ranks that live; return the numbers that they had, in the order of their new ones."""
         self._revoke()
         group = self.control.Get_group()
         with self.one_thread, ONE_IN_MPI, TimeLimit(self.timeout_s, "meeting the ranks that are left"):
-            rolls, data, control = meet_survivors(self.control)
-        kept: list[int] = list(rolls.Get_group().Translate_ranks(list(range(rolls.Get_size())), group))
+            comm = meet_survivors(self.control)
+        kept: list[int] = list(comm.Get_group().Translate_ranks(list(range(comm.Get_size())), group))
         # A message that is still on its way may write into what these hold.
         self._before = [self._watchdog, self.attached, self._window]
         self.lost_ranks += self.size - len(kept)
         nodes, abandoned = self.nodes, self._watchdog.abandoned
         self._neighbours = {i: self._neighbours[old] for i, old in enumerate(kept) if old in self._neighbours}
-        self.rank, self.size = rolls.Get_rank(), rolls.Get_size()
-        self._rolls, self.data, self.control, self.node = rolls, data, control, MPI.COMM_NULL
-        self._watchdog = Watchdog(rolls, self.timeout_s, self._show_missing)
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self._rolls = self.data = self.control = comm
+        self.node = MPI.COMM_NULL
+        self._watchdog = Watchdog(comm, self.timeout_s, self._show_missing)
         self._watchdog.quiet, self._watchdog.abandoned = self.expects_losses, abandoned
         places = {old: new for new, old in enumerate(kept)}
         left = [tuple(places[old] for old in node if old in places) for node in nodes]
         self.nodes = tuple(sorted(node for node in left if node))
         mine = next(node for node in self.nodes if self.rank in node)
         self.local_rank, self.local_size = mine.index(self.rank), len(mine)
-        self.guarded = GuardedCalls(data, self._watchdog, self.wait_name, self.one_thread)
+        self.guarded = GuardedCalls(comm, self._watchdog, self.wait_name, self.one_thread)
         self.native = MpiAllreduce(self)
         self.background = self._watchdog.background
         self.attached = {}
-        self._window, self._window_failed = None, False
+        self._window, self._window_failed, self._decisions = None, False, None
         return kept
 
     def expect_losses(self) -> None:
         """Let a lost rank be found out without asking the others what they do. Local."""
         self.expects_losses = self._watchdog.quiet = True
-        note_status()
 
     def leave(self) -> bool:
         """Say farewell and free the communicators if the others leave too; return whether they do. At exit only."""
@@ -273,7 +307,7 @@ class MpiWorld(World):
             self._watchdog.farewell(postmortem.reason_for_leaving())
             try:
                 if self.expects_losses:
-                    small_messages.minimum(self.control, [], _wait_to_leave, small_messages.LEAVING_TAG)
+                    small_messages.minimum(self.control, [], _wait_to_leave, tags.LEAVING)
                 else:
                     # Not on control: there it would match a barrier that the others still wait in.
                     _wait_to_leave((self._rolls.Ibarrier(),))
@@ -286,7 +320,7 @@ class MpiWorld(World):
 
     def free(self) -> None:
         """Free the communicators. Collective over the communicator."""
-        for comm in (self.data, self.control, self._rolls, self.node):
+        for comm in (*self._comms(), self.node):
             if comm != MPI.COMM_NULL:
                 comm.Free()
 
@@ -300,15 +334,15 @@ class MpiTransport:
         self.world = world
         self.rank, self.size = world.rank, world.size
         self._comm = world.data
-        self.tag_limit = int(world.data.Get_attr(MPI.TAG_UB) or 32767)
+        self.tag_limit = int(world.data.Get_attr(MPI.TAG_UB) or 32767) - tags.DATA
 
     def isend(self, data: Any, peer: int, tag: int) -> MPI.Request:
         """Start sending the bytes of `data` to `peer`."""
-        return self._comm.Isend([data, len(data), _BYTE], peer, tag)
+        return self._comm.Isend([data, len(data), _BYTE], peer, tag + _FIRST)
 
     def irecv(self, data: Any, peer: int, tag: int) -> MPI.Request:
         """Start receiving exactly the bytes of `data` from `peer`."""
-        return self._comm.Irecv([data, len(data), _BYTE], peer, tag)
+        return self._comm.Irecv([data, len(data), _BYTE], peer, tag + _FIRST)
 
     def complete(self, requests: list[MPI.Request], wait: bool = False) -> list[int]:
         """Return the positions of requests that are complete now."""
@@ -393,6 +427,8 @@ def world(comm: MPI.Intracomm | None = None) -> MpiWorld:
     if _keyval is None:
         _keyval = MPI.Comm.Create_keyval(delete_fn=_on_free)
         forked.guard()
+        if fault_tolerant():
+            note_status()
         atexit.register(_leave_all)
     kept = comm.Get_attr(_keyval)
     if isinstance(kept, MpiWorld):

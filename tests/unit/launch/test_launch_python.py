@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from hpctk.launch.command_line import MPIRUN, CommandLine
 from hpctk.launch.python_program import through_mpi4py
 
 
@@ -33,6 +34,11 @@ def test_python_goes_through_mpi4py(typed, made):
     assert shlex.join(through_mpi4py(shlex.split(typed))) == made
 
 
+def test_ranks_that_may_be_lost_end_jobs_in_turn():
+    made = CommandLine(["--with-ft", "ulfm", "-n", "2", "train.py", "x"], MPIRUN).words(plain=False)
+    assert made == ["--with-ft", "ulfm", "-n", "2", "python", "-m", "hpctk.comm.mpi.run", "train.py", "x"]
+
+
 @pytest.mark.parametrize(
     "typed",
     [
@@ -42,6 +48,7 @@ def test_python_goes_through_mpi4py(typed, made):
         "python -um mpi4py train.py",
         "python -mmpi4py train.py",
         "python -m mpi4py.futures train.py",
+        "python -m hpctk.comm.mpi.run train.py",
         "python -m hpctk run train.py",
         "hpctk run train.py",
         # No program.
