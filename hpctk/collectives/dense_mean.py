@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -16,6 +17,8 @@ from hpctk.comm.world import World
 from hpctk.kernels import rows
 
 Tensors = Mapping[str, torch.Tensor]
+#: What is left to do, of this rank alone.
+Work = Callable[[], None]
 
 #: From this size on a tensor is reduced where it lies: it fills the network by itself, and copying it costs more.
 LARGE_BYTES = 2**20
@@ -23,13 +26,19 @@ LARGE_BYTES = 2**20
 
 @collective
 def dense_mean(
-    here: World, tensors: Tensors, schedule: str = "auto", what: str = "tensors", into: Tensors | None = None
+    here: World,
+    tensors: Tensors,
+    schedule: str = "auto",
+    what: str = "tensors",
+    into: Tensors | None = None,
+    later: list[Work] | None = None,
 ) -> None:
     """Replace tensors by their mean over all ranks. In place, unless tensors `into` which to write are given.
 
-    Those are contiguous, and otherwise like them. `what` they are, in the plural: for the statistics.
+    Those are contiguous, and otherwise like them. `what` they are, in the plural: for the statistics. With `later`
+    small tensors stay as they are until what is put there is called; before the next mean, that is.
     """
-    _dense(here, tensors, "mean", schedule, what, tensors if into is None else into)
+    _dense(here, tensors, "mean", schedule, what, tensors if into is None else into, later)
 
 
 @collective
@@ -38,7 +47,9 @@ def dense_sum(here: World, tensors: Tensors, schedule: str = "auto", what: str =
     _dense(here, tensors, "sum", schedule, what, tensors)
 
 
-def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str, into: Tensors) -> None:
+def _dense(
+    here: World, tensors: Tensors, op: str, schedule: str, what: str, into: Tensors, later: list[Work] | None = None
+) -> None:
     engine = engine_of(here)
     # In the order in which they come, which is that of all ranks; a set's order is each rank's own.
     dtypes = list(dict.fromkeys(tensor.dtype for tensor in tensors.values()))
@@ -63,6 +74,9 @@ def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str, int
                     flat = _scratch(here, alike[0], int(edges[-1]))
                     rows.gather(alike, edges, flat.numpy())
                 reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
+                if later is not None:
+                    later.append(partial(rows.scatter, flat.numpy(), targets, edges))
+                    continue
                 with span.staging():
                     rows.scatter(flat.numpy(), targets, edges)
                 continue
@@ -71,8 +85,11 @@ def _dense(here: World, tensors: Tensors, op: str, schedule: str, what: str, int
                 flat = torch.cat([tensor.reshape(-1) for tensor in alike], out=out)
             reduce_in_place(here, flat, buffers.dtype_of(flat), op, schedule)
             parts = flat.split([tensor.numel() for tensor in alike])
+            shaped = [part.view_as(one) for part, one in zip(parts, alike, strict=True)]
+            if later is not None:
+                later.append(partial(torch_private.foreach_copy_, targets, shaped))
+                continue
             with span.staging():
-                shaped = [part.view_as(one) for part, one in zip(parts, alike, strict=True)]
                 torch_private.foreach_copy_(targets, shaped)
 
 
@@ -80,5 +97,6 @@ def _scratch(here: World, like: torch.Tensor, n: int) -> torch.Tensor:
     """Return memory to lay n elements in; on the host the same in every step, new pages are slow."""
     if buffers.on_device(like):
         return like.new_empty(n)
-    memory = engine_of(here).workspace("dense_mean", n * like.element_size())
+    # Of each dtype its own: what is there may be fetched later.
+    memory = engine_of(here).workspace(f"dense_mean {like.dtype}", n * like.element_size())
     return torch.from_numpy(memory).view(like.dtype)

@@ -31,7 +31,7 @@ from hpctk.collectives.allreduce import start_in_place
 from hpctk.collectives.bucket_result import BucketResult
 from hpctk.collectives.bucketed_mean import Bucket, BucketedMean
 from hpctk.collectives.compressed_mean import compressed_mean, layout_of, put_back, refuse_bad_sums
-from hpctk.collectives.dense_mean import dense_mean
+from hpctk.collectives.dense_mean import LARGE_BYTES, Work, dense_mean
 from hpctk.collectives.engine.gather_rows import gather_rows
 from hpctk.collectives.engine.handle import Handle
 from hpctk.comm import buffers
@@ -90,6 +90,8 @@ class MeanRun(BucketRun):
         if self._compressor is not None:
             self._compressor.set_rank(replica.world.rank)
         self._bound = ResidualBound(self._compressor)
+        #: Means that are to be written into gradients once they count.
+        self._unwritten: list[Work] = []
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals. In place."""
@@ -125,19 +127,28 @@ class MeanRun(BucketRun):
         """Write their mean into tensors like the gradients. Collective over the communicator."""
         if self._settings.unit_norm:
             super().exchange_into(gradients, into)
-        else:
-            self._average(gradients, into)
+            return
+        in_place = any(into[name] is gradient for name, gradient in gradients.items())
+        later: list[Work] | None = [] if in_place else None
+        self._average(gradients, into, later)
+        self._unwritten = later or []
 
-    def expendable(self, gradients: dict[str, torch.Tensor]) -> Collection[str]:
-        """Return the names of those that are in the residuals, too, once they are sent. Local."""
-        if self._compressor is None or not self.residuals.keeps_taken:
+    def expendable(self, gradients: dict[str, torch.Tensor], *, scaled: bool) -> Collection[str]:
+        """Return the names of those that are in the residuals, too, once they are sent, or travel packed. Local."""
+        if self._compressor is None:
+            if scaled or self._settings.unit_norm:
+                return ()
+            return [name for name, gradient in gradients.items() if gradient.nbytes < LARGE_BYTES]
+        if not self.residuals.keeps_taken:
             return ()
         return layout_of(self._compressor, gradients).chosen
 
-    def _average(self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+    def _average(
+        self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor], later: list[Work] | None = None
+    ) -> None:
         here, compressor, schedule = self.replica.world, self._compressor, self.replica.schedule
         if compressor is None:
-            dense_mean(here, gradients, schedule, "gradients", into)
+            dense_mean(here, gradients, schedule, "gradients", into, later)
         else:
             checked = not self._settings.unit_norm
             compressed_mean(here, gradients, compressor, self._kept, schedule, checked=checked, into=into)
@@ -183,8 +194,11 @@ class MeanRun(BucketRun):
         return [BucketResult(handle.wait(), size) for handle, size in buckets]
 
     def commit(self) -> None:
-        """Keep what the compressor has left behind."""
+        """Keep what the compressor has left behind; write means that wait for that into their gradients."""
         super().commit()
+        for write in self._unwritten:
+            write()
+        self._unwritten = []
         self._bound.advance()
         if "_bucketed" in vars(self):
             self._bucketed.commit()
@@ -217,7 +231,7 @@ class MeanRun(BucketRun):
         """Return what puts the residuals back, and the compressor; nothing where gradients travel as they are."""
         compressor = self._compressor
         if compressor is None:
-            return lambda: None
+            return self._give_up
         by_copy = self._kept is None or self._settings.unit_norm or self.replica.buddies
         if compressor.combines != "pairs" or by_copy:
             return super().undo()
@@ -233,6 +247,9 @@ class MeanRun(BucketRun):
                 parameter.grad = torch.zeros_like(parameter)
 
         return undo
+
+    def _give_up(self) -> None:
+        self._unwritten = []
 
     def forget(self, kept: list[int]) -> None:
         """Give up what buckets have left of the residuals: they do not count. Local."""

@@ -89,7 +89,7 @@ def exchange_gradients(
         return found
 
     try:
-        status, made = _exchange(run, find, found, wide, groups, active, buckets, spares)
+        status, made = _exchange(run, find, found, wide, groups, active, buckets, spares, scale)
     finally:
         if scale != 1:
             held = {id(x): x for x in (*found, *made.values()) if x is not None}
@@ -106,6 +106,7 @@ def _exchange(
     active: bool,
     buckets: UnderWay | None,
     spares: Spares | None,
+    scale: float,
 ) -> tuple[StepStatus, dict[str, torch.Tensor]]:
     """Do what `exchange_gradients` does; `found` and `wide` are filled by `find`."""
     status = run.open_step(find, groups, active=active, looks={} if buckets is None else buckets.looks)
@@ -120,7 +121,7 @@ def _exchange(
     if spares is not None:
         named = {name: gradient.contiguous() for name, gradient in zip(has, held, strict=True)}
         if results is None:
-            expendable = run.expendable(named)
+            expendable = run.expendable(named, scaled=scale != 1)
             into = named if len(expendable) == len(named) else spares.like(named, set(expendable))
             run.exchange_into(named, into)
         else:

@@ -119,11 +119,14 @@ class GradientSteps:
                 scale=scale,
             )
 
-        status, made = replica.together(exchange, self._keep)
+        def commit(exchanged: tuple[StepStatus, dict[str, torch.Tensor]]) -> None:
+            # Without survivors to wait for the exchange has done so.
+            if survival is not None and exchanged[1]:
+                self._run.commit()
+
+        status, made = replica.together(exchange, self._keep, commit)
         if not status.active:
             return False
-        if survival is not None and made:
-            self._run.commit()
         self.skipping = self._run.skip_or_raise(status)
         self.synchronized = True
         before = {}

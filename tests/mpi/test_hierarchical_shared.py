@@ -1,5 +1,7 @@
 """The hierarchical all-reduce whose inner level is shared memory, on ranks of one machine taken for several nodes."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -99,11 +101,11 @@ def test_several_are_under_way_at_once_and_waited_for_in_any_order(world, nodes)
 
 
 def test_without_room_for_memory_messages_are_sent_inside_nodes_too(world, nodes, monkeypatch):
-    def refuse(path, nbytes):
+    def refuse(file, offset, nbytes):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(world, "_window_failed", False)
-    monkeypatch.setattr(shared_window, "new_file", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
     result = hpctk.allreduce(torch.ones(1000), op="sum", schedule="hierarchical")
     assert result.unique().tolist() == [world.size]
 

@@ -1,7 +1,9 @@
 """The all-reduce through memory that all ranks share, and MPI's own where it blocks."""
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,22 +110,34 @@ def test_bytes_are_counted(world):
 
 
 def test_without_room_for_it_messages_are_sent_instead(world, monkeypatch, caplog):
-    def refuse(path, nbytes):
+    def refuse(file, offset, nbytes):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(world, "_window", None)
     monkeypatch.setattr(world, "_window_failed", False)
-    monkeypatch.setattr(shared_window, "new_file", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
     result = hpctk.allreduce(torch.ones(100_000), op="sum", schedule="shared_memory")
     assert result.unique().tolist() == [world.size]
     if world.size > 1 and world.rank == 0:
         assert "No space left on device" in caplog.text
 
 
-def test_no_file_stays_behind(world):
-    world.shared_window()
+def test_no_file_stays_behind(world, monkeypatch):
+    """Nor one with anything in it where a rank is killed while it is made."""
+    allocate, named = os.posix_fallocate, []
+
+    def note(file, offset, nbytes):
+        named.append(os.readlink(f"/proc/self/fd/{file}"))
+        allocate(file, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", note)
+    made = shared_window.shared_window(world)
     world.barrier("looking for files")
-    assert list(shared_window.FOLDER.glob("hpctk-*")) == []
+    assert made is not None
+    assert all(name.endswith("(deleted)") for name in named)
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/hpctk-" in line]
+    assert maps
+    assert all(line.endswith("(deleted)") for line in maps)
 
 
 def test_auto_takes_it_for_large_tensors_on_one_node(world, monkeypatch):

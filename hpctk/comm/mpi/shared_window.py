@@ -1,9 +1,9 @@
 """Memory that all ranks of a node reach, and counters in it by which they tell each other how far they are.
 
-A file in memory (/dev/shm) that all ranks map; it has no name any more once they have. Not an MPI window: Open MPI 5.0
-with UCX prints an error whenever one is made on a machine that UCX does not know, and goes on. Each rank has some
-slots, which it alone writes, and a row of counters, which it alone raises. A rank that has written raises a counter;
-whoever has seen that may read.
+A file in memory (/dev/shm) that all ranks map; it has no name any more once they have opened it. Not an MPI window:
+Open MPI 5.0 with UCX prints an error whenever one is made on a machine that UCX does not know, and goes on. Each rank
+has some slots, which it alone writes, and a row of counters, which it alone raises. A rank that has written raises a
+counter; whoever has seen that may read.
 """
 
 from __future__ import annotations
@@ -46,16 +46,28 @@ def shared_window(here: MpiWorld) -> MpiSharedWindow | None:
     """
     made: MpiSharedWindow | None = None
     ranks = next(node for node in here.nodes if here.rank in node)
-    path: Path | None = None
+    leads, file = here.rank == ranks[0], -1
     try:
         # A name that nobody else knows; each node has a file of its own.
         name = here.run_on_root("making shared memory", lambda: f"hpctk-{secrets.token_hex(8)}")
         path = (FOLDER if FOLDER.is_dir() else Path(tempfile.gettempdir())) / f"{name}-{ranks[0]}"
-        with here.shared_errors("making shared memory"):
-            if here.rank == ranks[0]:
-                new_file(path, len(ranks) * RANK_BYTES)
+        try:
+            with here.shared_errors("making shared memory"):
+                if leads:
+                    file = open_file(path, os.O_CREAT | os.O_EXCL)
+            with here.shared_errors("opening shared memory"):
+                if not leads:
+                    file = open_file(path)
+        finally:
+            # Before there is anything in it: a rank that is killed leaves an empty file at worst.
+            if leads:
+                path.unlink(missing_ok=True)
+        with here.shared_errors("allocating shared memory"):
+            if leads:
+                # Now, as an error: a page that cannot be had later ends the process.
+                os.posix_fallocate(file, 0, len(ranks) * RANK_BYTES)
         with here.shared_errors("mapping shared memory"):
-            made = MpiSharedWindow(ranks, here.rank, path)
+            made = MpiSharedWindow(ranks, here.rank, file)
     except HpctkError as error:
         if here.expects_losses and here.is_broken():
             raise
@@ -63,29 +75,23 @@ def shared_window(here: MpiWorld) -> MpiSharedWindow | None:
             log.warning("no memory that the ranks of a node share: they send each other messages (%s)", error)
         return None
     finally:
-        if path is not None and here.rank == ranks[0]:
-            path.unlink(missing_ok=True)
+        if file >= 0:
+            os.close(file)
     return made
 
 
-def new_file(path: Path, nbytes: int) -> None:
-    """Make a file of zeros that only this user may open. OSError where it does not fit, or is there already."""
-    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        # Now, as an error: a page that cannot be had later ends the process.
-        os.posix_fallocate(file, 0, nbytes)
-    finally:
-        os.close(file)
+def open_file(path: Path, flags: int = 0) -> int:
+    """Open a file that only this user may open. OSError where that cannot be."""
+    return os.open(path, flags | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
 class MpiSharedWindow:
     """The slots and counters of the ranks of a node, mapped from a file. Attributes as in SharedWindow."""
 
-    def __init__(self, ranks: Sequence[int], me: int, path: Path) -> None:
+    def __init__(self, ranks: Sequence[int], me: int, file: int) -> None:
         self.ranks, self.slot_bytes = tuple(ranks), SLOT_BYTES
         self.rank, self.size = rank, size = self.ranks.index(me), len(ranks)
-        with path.open("r+b") as file:
-            memory: Any = np.frombuffer(mmap.mmap(file.fileno(), size * RANK_BYTES), np.uint8).reshape(size, RANK_BYTES)
+        memory: Any = np.frombuffer(mmap.mmap(file, size * RANK_BYTES), np.uint8).reshape(size, RANK_BYTES)
         self.slots = [[row[HEAD + i * SLOT_BYTES :][:SLOT_BYTES] for i in range(SLOTS)] for row in memory]
         # Views of Python's own: reading one number from an array of numpy's takes longer.
         self._counters: list[list[Any]] = [

@@ -194,13 +194,17 @@ class GradientRun(Run, ABC):
         """Write into tensors like them what the base optimizer is to see, and leave the gradients as they are.
 
         Collective over the communicator. Where a rank is lost meanwhile, the others begin anew with their gradients.
-        Of those that are `expendable` the caller may give the gradients themselves.
+        Of those that are `expendable` the caller may give the gradients themselves: some are written by `commit` only.
         """
         torch_private.foreach_copy_(list(into.values()), list(gradients.values()))
         self.exchange(into)
 
-    def expendable(self, gradients: dict[str, torch.Tensor]) -> Collection[str]:
-        """Return the names of those gradients that `undo` does without: none by default. Local."""
+    def expendable(self, gradients: dict[str, torch.Tensor], *, scaled: bool) -> Collection[str]:
+        """Return the names of those gradients that may be written over: none by default. Local.
+
+        `undo` does without them, or they stay as they are until `commit`; not where results are going to be `scaled`
+        before that.
+        """
         return ()
 
     def commit(self) -> None:
