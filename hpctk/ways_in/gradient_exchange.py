@@ -78,6 +78,7 @@ def exchange_gradients(
     dict of str to torch.Tensor
         Gradients that could not be written where they were, for there was none on this rank, its elements shared
         memory, it is in half precision and this is float32, or they are to stay: the caller puts them in their place.
+        Among them may be such as were written where they were.
     """
     found: list[torch.Tensor | None] = []
     wide: dict[str, torch.Tensor] = {}
@@ -115,7 +116,7 @@ def _exchange(
     has = run.replica.names if all(status.has) else [n for n, x in zip(run.replica.names, status.has, strict=True) if x]
     # Buckets that are under way must come home in any case.
     results = None if buckets is None else buckets.finish(set(has), dict(zip(run.replica.names, found, strict=True)))
-    if not has or status.bad is not None:
+    if not status.travels:
         return status, {}
     held, made = _writable(run.replica, found, status.has)
     if spares is not None:
@@ -124,6 +125,8 @@ def _exchange(
             expendable = run.expendable(named, scaled=scale != 1)
             into = named if len(expendable) == len(named) else spares.like(named, set(expendable))
             run.exchange_into(named, into)
+            if into is named and held is found and not wide:
+                return status, {}
         else:
             into = spares.like(named)
             for name, target in into.items():

@@ -121,7 +121,7 @@ class GradientSteps:
 
         def commit(exchanged: tuple[StepStatus, dict[str, torch.Tensor]]) -> None:
             # Without survivors to wait for the exchange has done so.
-            if survival is not None and exchanged[1]:
+            if survival is not None and exchanged[0].travels:
                 self._run.commit()
 
         status, made = replica.together(exchange, self._keep, commit)

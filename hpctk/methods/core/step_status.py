@@ -54,6 +54,11 @@ class StepStatus:
     active: bool
     period: int | None = None
 
+    @property
+    def travels(self) -> bool:
+        """Whether gradients are exchanged: some rank has one, and none is bad."""
+        return self.active and self.bad is None and any(self.has)
+
 
 @dataclass
 class LocalStatus:
