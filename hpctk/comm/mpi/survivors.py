@@ -2,7 +2,8 @@
 
 MPI_Comm_agree gives all ranks that live the same answer, whoever dies meanwhile, also on a communicator that was
 revoked. So a rank that has failed in a collective revokes it, which gets all others out, and comes to the agreement,
-too; if that says no, all ranks shrink. Both block in MPI: a thread ends the job where that lasts too long.
+too; if that says no, all ranks shrink. Both block in MPI: a thread ends the job where that lasts too long. Where the
+ranks share memory they agree there (shared_decisions.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import cast
 
@@ -26,17 +28,28 @@ from hpctk.comm.mpi.abort import abort_job
 LOOK_S = 0.5
 #: Seconds that MPI has to come to its end once ranks were lost.
 FINALIZE_S = 2.0
+#: Seconds without a further loss before those that are left make a communicator.
+SETTLE_S = 0.02
 
 
 def agreed(comm: MPI.Intracomm, mine: int) -> int:
-    """Return the bits that all who live have in common, 0 where one is known to be lost: the same on all of them.
+    """Return the bits that all ranks have in common, 0 where one is lost: the same on all who live.
 
-    Collective over the communicator.
+    Collective over the communicator. Twice: where a rank is lost meanwhile, Open MPI 5.0 says so to some of the others
+    only. The bits of those who live are the same on all of them in any case.
     """
-    try:
-        return int(comm.Agree(mine))
-    except MPI.Exception:
-        return 0
+    bits, complete = _common_bits(comm, mine)
+    return bits if _common_bits(comm, int(complete))[0] else 0
+
+
+def _common_bits(comm: MPI.Intracomm, mine: int) -> tuple[int, bool]:
+    """Return the bits that all who live have in common, and whether MPI has said that none is lost.
+
+    Not by mpi4py, which returns no bits where it has.
+    """
+    bits = ctypes.c_int(mine)
+    code = _library().MPIX_Comm_agree(ctypes.c_void_p(MPI._handleof(comm)), ctypes.byref(bits))
+    return bits.value, code == MPI.SUCCESS
 
 
 def completed(comm: MPI.Comm, requests: Sequence[MPI.Request]) -> list[int]:
@@ -54,24 +67,40 @@ def completed(comm: MPI.Comm, requests: Sequence[MPI.Request]) -> list[int]:
     return list(range(len(requests))) if found is None else found
 
 
+def settle(lost: Callable[[], Collection[int]]) -> None:
+    """Return once no more ranks have been lost for a while.
+
+    Open MPI 5.0 ends a process by a segmentation fault that hears of a loss while it makes a communicator, which takes
+    a fraction of a millisecond. Losses seldom come alone: a host's come one after the other.
+    """
+    known, until = -1, 0.0
+    while (number := len(lost())) != known or time.monotonic() < until:
+        if number != known:
+            known, until = number, time.monotonic() + SETTLE_S
+        time.sleep(SETTLE_S / 20)
+
+
 def meet_survivors(comm: MPI.Intracomm) -> MPI.Intracomm:
     """Return a communicator of the ranks of `comm` that live. Collective over them.
 
-    Ranks may be lost meanwhile: then those that are left begin anew, all of them. Nobody revokes what others may still
-    be at making: Open MPI 5.0 would end them by a segmentation fault. It has no MPI_Comm_ishrink that works, so that
-    this blocks.
+    Of one that is lost meanwhile those that are left hear when they use it. Open MPI 5.0 has no MPI_Comm_ishrink that
+    works, so that this blocks.
     """
-    while True:
-        comm = _of_the_living(comm)
-        # Not before all have it.
-        if agreed(comm, 1):
-            return comm
+    made = _of_the_living(comm)
+    # Nobody may revoke it before all have it.
+    _common_bits(made, 1)
+    return made
 
 
 def _of_the_living(comm: MPI.Intracomm) -> MPI.Intracomm:
     made = cast("MPI.Intracomm", comm.Shrink())
     made.Set_errhandler(MPI.ERRORS_RETURN)
     return made
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(MPI.__file__)
 
 
 def finalize() -> None:
@@ -94,7 +123,7 @@ def finalize() -> None:
     timer.daemon = True
     timer.start()
     # Not by mpi4py, which lets no other thread run meanwhile.
-    ctypes.CDLL(MPI.__file__).MPI_Finalize()
+    _library().MPI_Finalize()
     timer.cancel()
 
 

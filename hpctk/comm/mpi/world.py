@@ -38,7 +38,7 @@ from hpctk.comm.mpi.abort import fault_tolerant, note_status
 from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.guard import GuardedCalls
 from hpctk.comm.mpi.shared_window import MpiSharedWindow, shared_window
-from hpctk.comm.mpi.survivors import TimeLimit, agreed, completed, finalize, meet_survivors
+from hpctk.comm.mpi.survivors import TimeLimit, agreed, completed, finalize, meet_survivors, settle
 from hpctk.comm.mpi.watchdog import NAP_S, ONE_IN_MPI, WATCHED, Waiter, Watchdog
 from hpctk.comm.shared_decisions import SharedDecisions
 from hpctk.comm.world import World
@@ -256,8 +256,8 @@ class MpiWorld(World):
     def _lost(self) -> list[int]:
         """Return the ranks that are known to be dead. Local."""
         with ONE_IN_MPI:
-            # MPI learns of them meanwhile.
-            self._rolls.Iprobe(MPI.ANY_SOURCE, tags.QUESTION)
+            # MPI learns of them meanwhile; nobody has revoked this one.
+            MPI.COMM_SELF.Iprobe(0, tags.QUESTION)
             return self._watchdog.dead()
 
     def _revoke(self) -> None:
@@ -272,6 +272,7 @@ class MpiWorld(World):
         """Let these be the ranks that live; return the numbers that they had, in the order of their new ones."""
         self._revoke()
         group = self.control.Get_group()
+        settle(self._lost)
         with self.one_thread, ONE_IN_MPI, TimeLimit(self.timeout_s, "meeting the ranks that are left"):
             comm = meet_survivors(self.control)
         kept: list[int] = list(comm.Get_group().Translate_ranks(list(range(comm.Get_size())), group))
