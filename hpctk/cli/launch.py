@@ -19,7 +19,7 @@ from hpctk.errors import SettingError
 from hpctk.launch import horovodrun, mpirun, respawn
 from hpctk.launch.command_line import HOROVODRUN, MPIRUN, CommandLine
 from hpctk.launch.horovodrun import KINDS
-from hpctk.launch.python_program import RUNNER, TOLERANT
+from hpctk.launch.python_program import RUNNER, TOLERANT, is_interpreter
 
 NO_MPI = 'no mpirun here: pip install "hpctk[mpi]" brings one; on a cluster load its MPI module'
 NO_MPI4PY = (
@@ -159,7 +159,7 @@ def refuse_missing(name: str, words: Sequence[str], folder: str) -> None:
         raise SettingError(f"which program? Such as: hpctk {name} -{RANKS[name]} 4 python train.py")
     for section in line.sections:
         program, *arguments = section.program or ["true"]
-        interpreted = os.path.basename(program).startswith("python")
+        interpreted = is_interpreter(program)
         if interpreted and arguments[:1] in ([], ["-"]):
             raise SettingError(
                 f"{program}: which script? Open MPI never tells ranks that standard input has ended. "

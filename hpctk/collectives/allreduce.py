@@ -116,8 +116,7 @@ def reduce_in_place(here: World, tensor: Any, dtype: Dtype, op: str, schedule: s
             tried = auto.trial(here, nbytes) if at_once and op != "max" else None
             if tried is not None:
                 return _try(here, tensor, dtype, op, tried, source)
-            apart = source is not None and not buffers.on_device(tensor)
-            kind = "iallreduce" if not at_once else OUT_OF_PLACE if apart else "allreduce"
+            kind = "iallreduce" if not at_once else OUT_OF_PLACE if source is not None else "allreduce"
             chosen = _choose(here, nbytes, dtype, op, kind)
         schedule = chosen
     if source is not None and (schedule != SHARED_MEMORY or buffers.on_device(tensor)):

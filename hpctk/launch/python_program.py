@@ -15,13 +15,18 @@ _INTERPRETER = re.compile(r"(python|pypy)(\d+(\.\d+)*t?)?")
 RUNNER, TOLERANT = "mpi4py", "hpctk.comm.mpi.run"
 
 
+def is_interpreter(program: str) -> bool:
+    """Return whether a program is Python itself."""
+    return _INTERPRETER.fullmatch(os.path.basename(program)) is not None
+
+
 def through_mpi4py(program: Sequence[str], runner: str = RUNNER) -> list[str]:
     """Return the words with `-m mpi4py` (or another runner) where a Python program begins; others as they are."""
     words = list(program)
     if not words:
         return words
     folder, name = os.path.split(words[0])
-    if _INTERPRETER.fullmatch(name):
+    if is_interpreter(name):
         return _insert(words, runner)
     if name.endswith(".py"):
         return ["python", "-m", runner, *words]

@@ -124,7 +124,10 @@ class MeanRun(BucketRun):
             torch_private.foreach_mul_(list(gradients.values()), float(norms.mean()))
 
     def exchange_into(self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
-        """Write their mean into tensors like the gradients. Collective over the communicator."""
+        """Write their mean into tensors like the gradients; `commit` does so where those are given themselves.
+
+        Collective over the communicator.
+        """
         if self._settings.unit_norm:
             super().exchange_into(gradients, into)
             return
@@ -231,6 +234,7 @@ class MeanRun(BucketRun):
         """Return what puts the residuals back, and the compressor; nothing where gradients travel as they are."""
         compressor = self._compressor
         if compressor is None:
+            self._give_up()
             return self._give_up
         by_copy = self._kept is None or self._settings.unit_norm or self.replica.buddies
         if compressor.combines != "pairs" or by_copy:

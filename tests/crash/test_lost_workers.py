@@ -34,6 +34,14 @@ JOBS = {
         6,
         [("Mean TopK", [([1, 2], 4, "exchange")]), ("SASG", [([0, 2], 5, "status")]), ("EF21", [(1, 6, "step")])],
     ),
+    "a second one when the step is done again": (
+        8,
+        [
+            ("Mean TopK", [(1, 4, "status"), (0, 4, "again")]),
+            ("SAEF", [(2, 5, "status"), (1, 5, "again")]),
+            ("SASG", [(0, 6, "exchange"), (1, 6, "again")]),
+        ],
+    ),
     "messages between steps": (
         5,
         [

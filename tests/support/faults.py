@@ -16,6 +16,7 @@ reached. The points of a step, each a call of hpctk's in which it fires:
     "decision"   the exchange is over here; nothing counts yet
     "commit"     it counts, here and maybe elsewhere
     "shrink"     while the ranks that are left meet
+    "again"      before the first message of the payload when they do the work again
     "save"       in the middle of a checkpoint
 
 A step in which a rank has no such message ends without that point: its fault then happens at the decision, which
@@ -38,7 +39,7 @@ from hpctk.comm.mpi.allreduce import MpiAllreduce
 from hpctk.comm.mpi.world import MpiTransport, MpiWorld
 from hpctk.methods.core.step_status import StatusExchange
 
-POINTS = ("step", "status", "exchange", "segment", "decision", "commit", "shrink", "save")
+POINTS = ("step", "status", "exchange", "segment", "decision", "commit", "shrink", "again", "save")
 #: Those that may not come in a step.
 BEFORE_DECISION = ("status", "exchange", "segment")
 
@@ -67,6 +68,8 @@ class Faults:
     def __init__(self, faults: tuple[Fault, ...] = ()) -> None:
         self.faults = faults
         self._rank, self._step, self._messages = -1, -1, 0
+        #: "shrink" once ranks have met in this step, "again" once they have opened it again; "" once they have sent.
+        self._last = ""
         self._hosts: Sequence[Sequence[int]] = ()
         self._done: set[Fault] = set()
 
@@ -125,17 +128,24 @@ class Faults:
 
         def watched(*args: Any, **named: Any) -> Any:
             if point == "message":
+                if self._last == "again":
+                    self._last = ""
+                    self.at("again")
                 self._messages += 1
                 self.at("exchange" if self._messages == 1 else "segment")
             else:
                 self.at(point)
+                if point == "shrink":
+                    self._last = point
+                elif point == "status" and self._last:
+                    self._last = "again"
             return inner(*args, **named)
 
         setattr(owner, name, watched)
 
     def begin(self, step: int) -> None:
         """Say which step comes."""
-        self._step, self._messages = step, 0
+        self._step, self._messages, self._last = step, 0, ""
         self.at("step")
 
     def at(self, point: str) -> None:

@@ -59,7 +59,7 @@ def _faults(draws: random.Random, name: str, every_step: bool, ranks: int, point
     first = draws.randrange(ranks)
     others = [rank for rank in range(ranks) if rank != first]
     faults = [(first, step, point)]
-    # Two at once, or the second while the others meet.
+    # Two at once, or the second while the others meet or do the step again.
     if len(others) > 1 and point not in ("commit", "step") and draws.random() < 0.3:
-        faults.append((draws.choice(others), step, draws.choice((point, "shrink"))))
+        faults.append((draws.choice(others), step, draws.choice((point, "shrink", "again"))))
     return faults

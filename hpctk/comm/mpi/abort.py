@@ -19,8 +19,8 @@ from hpctk.comm import postmortem
 
 #: What Open MPI tells its processes where communicators can be revoked.
 FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
-#: Seconds between two turns, and how many there are: who has failed alone must not wait for long.
-TURN_S, TURNS = 0.1, 32
+#: Seconds between two turns, and to the last one: who has failed alone must not wait for long.
+TURN_S, LAST_S = 0.1, 3.2
 
 #: What mpi4py is told by; the status with which it is going to abort the job.
 _tell: list[Callable[[int], None]] = []
@@ -40,8 +40,10 @@ def abort_job(status: int = 1) -> None:
 
 def wait_for_turn() -> None:
     """Return when this rank may abort the job."""
-    if fault_tolerant() and not MPI.Is_finalized():
-        time.sleep(MPI.COMM_WORLD.Get_rank() % TURNS * TURN_S)
+    if fault_tolerant() and MPI.Is_initialized() and not MPI.Is_finalized():
+        rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+        # Of so many that turns are short the first one, at least, is by itself.
+        time.sleep(max(TURN_S, rank * min(TURN_S, LAST_S / size)) if rank else 0)
 
 
 def note_status() -> None:
@@ -51,6 +53,11 @@ def note_status() -> None:
         MPI._set_abort_status = _tell_status
         # mpi4py aborts once Python has come to its end.
         atexit.register(_at_exit)
+
+
+def aborting() -> bool:
+    """Return whether mpi4py is going to abort the job."""
+    return _aborting != 0
 
 
 def _tell_status(status: int) -> None:

@@ -15,6 +15,7 @@ import secrets
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,8 @@ def shared_window(here: MpiWorld) -> MpiSharedWindow | None:
         finally:
             # Before there is anything in it: a rank that is killed leaves an empty file at worst.
             if leads:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
         with here.shared_errors("allocating shared memory"):
             if leads:
                 # Now, as an error: a page that cannot be had later ends the process.

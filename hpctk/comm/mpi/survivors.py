@@ -22,7 +22,7 @@ from typing import cast
 from mpi4py import MPI
 
 from hpctk.comm import postmortem
-from hpctk.comm.mpi.abort import abort_job
+from hpctk.comm.mpi.abort import abort_job, aborting
 
 #: Seconds between two looks at what blocks.
 LOOK_S = 0.5
@@ -116,8 +116,7 @@ def finalize() -> None:
         sys.stderr.flush()
         os._exit(postmortem.status())
 
-    if postmortem.status():
-        # mpi4py aborts the job with it.
+    if aborting():
         return
     timer = threading.Timer(FINALIZE_S, end)
     timer.daemon = True

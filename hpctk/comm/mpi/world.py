@@ -277,7 +277,7 @@ class MpiWorld(World):
             comm = meet_survivors(self.control)
         kept: list[int] = list(comm.Get_group().Translate_ranks(list(range(comm.Get_size())), group))
         # A message that is still on its way may write into what these hold.
-        self._before = [self._watchdog, self.attached, self._window]
+        self._before += [self._watchdog, self.attached, self._window]
         self.lost_ranks += self.size - len(kept)
         nodes, abandoned = self.nodes, self._watchdog.abandoned
         self._neighbours = {i: self._neighbours[old] for i, old in enumerate(kept) if old in self._neighbours}

@@ -95,6 +95,9 @@ class Buddies:
 
     def keep(self) -> Undo:
         """Return what puts back what `recover` changes. Local."""
+        if not self._found():
+            # Nothing: what the attempt itself takes out of residuals is put back by the method, which makes no copy.
+            return lambda: None
         run, state = self._run, copied(self._run.kept_state())
         return lambda: run.load_local_state(state)
 
