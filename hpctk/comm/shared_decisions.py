@@ -59,8 +59,7 @@ class SharedDecisions:
             next_look = next_look or now + LOOK_S
             if now >= next_look:
                 if self._in_vain():
-                    # Who has just said no may have seen this one through before, and be at the next.
-                    return window.reached(DONE, number)
+                    return False
                 next_look = now + LOOK_S
             if now < began + SPIN_S:
                 os.sched_yield()
@@ -71,6 +70,7 @@ class SharedDecisions:
     def _in_vain(self) -> bool:
         """Return whether some rank will never say yes."""
         window, number = self._window, self._number
+        # Not one that is higher: its rank has seen this decision through, and all have said yes.
         if window.furthest(NOT_DONE) == number:
             return True
         # In this order: what a rank does not say before it dies it never says.

@@ -14,7 +14,9 @@ the plain mean is used for that step and counted as a fallback.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -66,10 +68,25 @@ class AdaConsRun(BucketRun):
 
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients by their weighted sum. Collective over the communicator. In place."""
-        self.exchange_into(gradients, gradients)
+        torch_private.foreach_copy_(list(gradients.values()), self._aggregated(gradients))
 
     def exchange_into(self, gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
-        """Write their weighted sum into tensors like the gradients. Collective over the communicator."""
+        """Write their weighted sum into tensors like the gradients; `commit` does so where they are given themselves.
+
+        Collective over the communicator.
+        """
+        write = partial(torch_private.foreach_copy_, list(into.values()), self._aggregated(gradients))
+        if self._in_place(gradients, into):
+            self._unwritten.append(write)
+        else:
+            write()
+
+    def expendable(self, gradients: dict[str, torch.Tensor], *, scaled: bool) -> Collection[str]:
+        """Return the names of all, as the result lies beside them, unless it is going to be scaled. Local."""
+        return () if scaled else list(gradients)
+
+    def _aggregated(self, gradients: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Return their weighted sum, until the next one. Collective over the communicator. Not in place."""
         tensors = list(gradients.values())
         edges = [0, *accumulate(tensor.numel() for tensor in tensors)]
         if not tensors[0].is_cpu:
@@ -85,7 +102,7 @@ class AdaConsRun(BucketRun):
             self.replica.world, flat.numpy(), groups, state, self._settings.momentum, self._settings.scale
         )
         self._remember(names, state)
-        torch_private.foreach_copy_(list(into.values()), parts)
+        return parts
 
     @property
     def by_buckets(self) -> bool:

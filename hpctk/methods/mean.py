@@ -90,8 +90,6 @@ class MeanRun(BucketRun):
         if self._compressor is not None:
             self._compressor.set_rank(replica.world.rank)
         self._bound = ResidualBound(self._compressor)
-        #: Means that are to be written into gradients once they count.
-        self._unwritten: list[Work] = []
 
     def rescale(self, factor: float) -> None:
         """Multiply the residuals. In place."""
@@ -131,10 +129,7 @@ class MeanRun(BucketRun):
         if self._settings.unit_norm:
             super().exchange_into(gradients, into)
             return
-        in_place = any(into[name] is gradient for name, gradient in gradients.items())
-        later: list[Work] | None = [] if in_place else None
-        self._average(gradients, into, later)
-        self._unwritten = later or []
+        self._average(gradients, into, self._unwritten if self._in_place(gradients, into) else None)
 
     def expendable(self, gradients: dict[str, torch.Tensor], *, scaled: bool) -> Collection[str]:
         """Return the names of those that are in the residuals, too, once they are sent, or travel packed. Local."""
@@ -197,11 +192,8 @@ class MeanRun(BucketRun):
         return [BucketResult(handle.wait(), size) for handle, size in buckets]
 
     def commit(self) -> None:
-        """Keep what the compressor has left behind; write means that wait for that into their gradients."""
+        """Keep what the compressor has left behind."""
         super().commit()
-        for write in self._unwritten:
-            write()
-        self._unwritten = []
         self._bound.advance()
         if "_bucketed" in vars(self):
             self._bucketed.commit()
@@ -234,8 +226,7 @@ class MeanRun(BucketRun):
         """Return what puts the residuals back, and the compressor; nothing where gradients travel as they are."""
         compressor = self._compressor
         if compressor is None:
-            self._give_up()
-            return self._give_up
+            return lambda: None
         by_copy = self._kept is None or self._settings.unit_norm or self.replica.buddies
         if compressor.combines != "pairs" or by_copy:
             return super().undo()
@@ -251,9 +242,6 @@ class MeanRun(BucketRun):
                 parameter.grad = torch.zeros_like(parameter)
 
         return undo
-
-    def _give_up(self) -> None:
-        self._unwritten = []
 
     def forget(self, kept: list[int]) -> None:
         """Give up what buckets have left of the residuals: they do not count. Local."""

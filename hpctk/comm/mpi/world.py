@@ -4,7 +4,7 @@
       │ world(comm): made once, collectively, and kept as an attribute of that communicator
       ├── data      Dup: what tensors travel on
       ├── control   Dup: agreements between ranks, and roll calls; never in the way of data
-      │                  (roll calls have a Dup of their own: they answer any message that comes)
+      │                  (roll calls have a Dup of their own)
       └── node      Split_type(COMM_TYPE_SHARED): the ranks that share this rank's memory
 
 Those that are left after a loss have a single one, by MPI_Comm_shrink, for data, control and roll calls: the more are

@@ -183,6 +183,23 @@ class GradientRun(Run, ABC):
     ways_in/gradient_exchange.py calls the three, for every way in.
     """
 
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica)
+        #: What writes results into gradients once they count.
+        self._unwritten: list[Callable[[], None]] = []
+
+    def open_step(
+        self,
+        gradients: Callable[[], Gradients],
+        groups: Sequence[Mapping[str, Any]] = (),
+        *,
+        active: bool = True,
+        looks: Mapping[str, Look] = MappingProxyType({}),
+    ) -> StepStatus:
+        """Do as every run does. What an attempt has left that does not count is forgotten."""
+        self._unwritten.clear()
+        return super().open_step(gradients, groups, active=active, looks=looks)
+
     @abstractmethod
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
         """Replace gradients, contiguous and by name, by what the base optimizer is to see.
@@ -208,8 +225,19 @@ class GradientRun(Run, ABC):
         return ()
 
     def commit(self) -> None:
-        """Keep what the last exchange has taught, now that its result is going to be used. Local."""
+        """Keep what the last exchange has taught, now that its result is going to be used. Local.
+
+        And write into the gradients what waits for that.
+        """
         self.counts["rounds"] += 1
+        for write in self._unwritten:
+            write()
+        self._unwritten.clear()
+
+    @staticmethod
+    def _in_place(gradients: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> bool:
+        """Return whether some results are to go into the gradients themselves."""
+        return any(into[name] is gradient for name, gradient in gradients.items())
 
     def rescale(self, factor: float) -> None:
         """Take what is left of earlier gradients for `factor` times as much: the loss is scaled otherwise now.

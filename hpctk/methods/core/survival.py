@@ -2,7 +2,7 @@
 
     keep      what the attempt is going to change, so that it can be undone
     attempt   prepare and exchange, as if nothing could happen
-    decide    one agreement of all that live (MPI_Comm_agree): has everybody done it, and is nobody lost?
+    decide    all that live together: has everybody done it, those included that were lost since? (World.decide)
               yes, on all ranks: it counts, and is applied. No, on all ranks:
     shrink    the communicator becomes that of the survivors; undo; methods forget the lost ranks; attempt it again
 
