@@ -238,7 +238,9 @@ def test_variables_arrive_on_another_host(script, tmp_path, typed):
     words = [*name, str(agent), *typed, "-n", "1", "-H", "127.0.0.2:1", program]
     ended = wrapper("mpirun", *words, HPCTK_PROGRESS="lines")
     assert ended.code == 0, ended.output
-    assert ended.output == f"lines {'3' if typed else None}\n"
+    # On a busy machine mpirun warns of an agent that has begun before it could be given a group: "setpgid failed".
+    said = [line for line in ended.output.splitlines() if "setpgid" not in line]
+    assert said == [f"lines {'3' if typed else None}"]
 
 
 def test_what_a_killed_mpirun_of_the_same_number_has_left_is_no_obstacle(tmp_path):
