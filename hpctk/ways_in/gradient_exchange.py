@@ -110,6 +110,7 @@ def _exchange(
     scale: float,
 ) -> tuple[StepStatus, dict[str, torch.Tensor]]:
     """Do what `exchange_gradients` does; `found` and `wide` are filled by `find`."""
+    run.begin_anew()
     status = run.open_step(find, groups, active=active, looks={} if buckets is None else buckets.looks)
     if not status.active:
         return status, {}

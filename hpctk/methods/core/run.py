@@ -188,17 +188,9 @@ class GradientRun(Run, ABC):
         #: What writes results into gradients once they count.
         self._unwritten: list[Callable[[], None]] = []
 
-    def open_step(
-        self,
-        gradients: Callable[[], Gradients],
-        groups: Sequence[Mapping[str, Any]] = (),
-        *,
-        active: bool = True,
-        looks: Mapping[str, Look] = MappingProxyType({}),
-    ) -> StepStatus:
-        """Do as every run does. What an attempt has left that does not count is forgotten."""
+    def begin_anew(self) -> None:
+        """Forget what waits to be written: it is of an attempt that does not count. Local."""
         self._unwritten.clear()
-        return super().open_step(gradients, groups, active=active, looks=looks)
 
     @abstractmethod
     def exchange(self, gradients: dict[str, torch.Tensor]) -> None:
